@@ -155,7 +155,7 @@ def offset_of(slot: Index, page_size: int) -> Index:
 
 
 def pack(linear: Tensor, geometry: CacheGeometry) -> Tensor:
-    """A new contiguous cache of `geometry.shape` that holds `linear` [num_slots, H, D]. Raises LayoutError."""
+    """A new contiguous cache of `geometry.shape` holding `linear` [num_slots, H, D]. Raises LayoutError."""
     _require_tensor("linear", linear, (geometry.num_slots, geometry.heads, geometry.dim), geometry.dtype)
     axes = geometry._axes
     split = bits(linear).reshape(*axes.slot, geometry.heads, *axes.dim)
