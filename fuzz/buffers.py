@@ -129,7 +129,7 @@ def huge_buffer(
     device: str,
     blocks: Sequence[int],
 ) -> Buffer:
-    """A buffer of which only the guards and the listed ``blocks`` (first axis) with their neighbours are touched.
+    """A buffer of which only the guards, the listed ``blocks`` (first axis) and their neighbours are touched.
 
     Memory that nobody touches is not committed, so that a pool of many gigabytes costs little on a CPU.
     """

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, fields
 from enum import StrEnum
 from pathlib import Path
 from typing import Any
@@ -63,7 +63,7 @@ class Skip(StrEnum):
 
 
 class SlotMap(StrEnum):
-    """Whether a KV write goes through a map from full-pool slots to the slots of a sliding-window sub-pool."""
+    """Whether a KV write goes through a map from full-pool slots to those of a sliding-window sub-pool."""
 
     NONE = "none"
     FULL = "full"
@@ -172,8 +172,37 @@ def _name(*allowed: str) -> Parser:
     return parse
 
 
-def _as(parser: Parser) -> Any:
-    return field(metadata={"parse": parser})
+_PARSERS: dict[str, Parser] = {
+    "operation": _one_of(Operation),
+    "seed": _integer(0, (1 << 63) - 1),
+    "context_lens": _integers(0, MAX_TOKENS, MAX_REQUESTS),
+    "query_lens": _integers(0, MAX_TOKENS, MAX_REQUESTS),
+    "num_kv_heads": _integer(1, 1024),
+    "group_size": _integer(1, 1024),
+    "head_dim": _integer(1, 4096),
+    "v_head_dim": _integer(1, 4096),
+    "dtype": _name(*STORAGE_BYTES),
+    "kv_dtype": _name(*STORAGE_BYTES),
+    "kv_layout": _one_of(KVLayout),
+    "v_layout": _one_of(VLayout),
+    "page_size": _integer(1, 4096),
+    "placement": _one_of(Placement),
+    "pool": _one_of(Pool),
+    "index_dtype": _name("int32", "int64"),
+    "strided": _flag,
+    "causal": _flag,
+    "window": _optional(_integer(1, MAX_TOKENS)),
+    "sinks": _one_of(Sink),
+    "soft_cap": _optional(_number(1e-3, 1e6)),
+    "scale": _optional(_number(-1e3, 1e3)),
+    "q_descale": _one_of(Granularity),
+    "k_descale": _one_of(Granularity),
+    "v_descale": _one_of(Granularity),
+    "skip": _one_of(Skip),
+    "slot_map": _one_of(SlotMap),
+    "probe": _one_of(Probe),
+}
+"""What each field may hold."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -184,38 +213,38 @@ class Case:
     Raises ``CaseError`` on construction where a field, or a pair of fields, cannot be.
     """
 
-    operation: Operation = _as(_one_of(Operation))
-    seed: int = _as(_integer(0, (1 << 63) - 1))
-    context_lens: tuple[int, ...] = _as(_integers(0, MAX_TOKENS, MAX_REQUESTS))
-    query_lens: tuple[int, ...] = _as(_integers(0, MAX_TOKENS, MAX_REQUESTS))
-    num_kv_heads: int = _as(_integer(1, 1024))
-    group_size: int = _as(_integer(1, 1024))
-    head_dim: int = _as(_integer(1, 4096))
-    v_head_dim: int = _as(_integer(1, 4096))
-    dtype: str = _as(_name(*STORAGE_BYTES))
-    kv_dtype: str = _as(_name(*STORAGE_BYTES))
-    kv_layout: KVLayout = _as(_one_of(KVLayout))
-    v_layout: VLayout = _as(_one_of(VLayout))
-    page_size: int = _as(_integer(1, 4096))
-    placement: Placement = _as(_one_of(Placement))
-    pool: Pool = _as(_one_of(Pool))
-    index_dtype: str = _as(_name("int32", "int64"))
-    strided: bool = _as(_flag)
-    causal: bool = _as(_flag)
-    window: int | None = _as(_optional(_integer(1, MAX_TOKENS)))
-    sinks: Sink = _as(_one_of(Sink))
-    soft_cap: float | None = _as(_optional(_number(1e-3, 1e6)))
-    scale: float | None = _as(_optional(_number(-1e3, 1e3)))
-    q_descale: Granularity = _as(_one_of(Granularity))
-    k_descale: Granularity = _as(_one_of(Granularity))
-    v_descale: Granularity = _as(_one_of(Granularity))
-    skip: Skip = _as(_one_of(Skip))
-    slot_map: SlotMap = _as(_one_of(SlotMap))
-    probe: Probe = _as(_one_of(Probe))
+    operation: Operation
+    seed: int
+    context_lens: tuple[int, ...]
+    query_lens: tuple[int, ...]
+    num_kv_heads: int
+    group_size: int
+    head_dim: int
+    v_head_dim: int
+    dtype: str
+    kv_dtype: str
+    kv_layout: KVLayout
+    v_layout: VLayout
+    page_size: int
+    placement: Placement
+    pool: Pool
+    index_dtype: str
+    strided: bool
+    causal: bool
+    window: int | None
+    sinks: Sink
+    soft_cap: float | None
+    scale: float | None
+    q_descale: Granularity
+    k_descale: Granularity
+    v_descale: Granularity
+    skip: Skip
+    slot_map: SlotMap
+    probe: Probe
 
     def __post_init__(self) -> None:
-        for f in fields(self):
-            object.__setattr__(self, f.name, f.metadata["parse"](f.name, getattr(self, f.name)))
+        for name, parse in _PARSERS.items():
+            object.__setattr__(self, name, parse(name, getattr(self, name)))
         _check_together(self)
 
     @property
@@ -236,7 +265,11 @@ class Case:
         """Plain data, ``schema`` first."""
         plain = {f.name: getattr(self, f.name) for f in fields(self)}
         return {"schema": SCHEMA} | {
-            name: value.value if isinstance(value, StrEnum) else list(value) if isinstance(value, tuple) else value
+            name: value.value
+            if isinstance(value, StrEnum)
+            else list(value)
+            if isinstance(value, tuple)
+            else value
             for name, value in plain.items()
         }
 

@@ -7,8 +7,8 @@ afterwards cases are free draws.
 
 from __future__ import annotations
 
-import zlib
 from collections.abc import Iterator, Mapping, Sequence
+from hashlib import blake2b
 from itertools import combinations
 from typing import TypeVar
 
@@ -24,7 +24,7 @@ CANDIDATES = 6
 ATTEMPTS = 8
 """Times that one pair is pinned before it is given up and reported as a hole."""
 
-_BATCH = 64
+_BATCH = 128
 """Integers drawn from the counter generator at a time."""
 
 
@@ -34,15 +34,15 @@ class CounterChooser:
     ``pins`` fixes named options; a pin that is not among the options offered is passed over.
     """
 
-    def __init__(self, seed: int, stream: int, pins: Mapping[str, str] | None = None) -> None:
-        self._seed, self._stream, self._pins = seed, stream, pins or {}
+    def __init__(self, key: int, stream: int, pins: Mapping[str, str] | None = None) -> None:
+        self._key, self._stream, self._pins = key, stream, pins or {}
         self._raw: list[int] = []
         self._drawn = 0
 
     def _below(self, limit: int) -> int:
         if self._drawn == len(self._raw):
-            self._raw += philox.raw(self._seed, self._stream, _BATCH, start=self._drawn).tolist()
-        value = int(self._raw[self._drawn])
+            self._raw = philox.raw(self._key, self._stream, len(self._raw) + _BATCH).tolist()
+        value = self._raw[self._drawn]
         self._drawn += 1
         return value * limit >> 32
 
@@ -68,9 +68,8 @@ class Plan:
         self.total = len(self.missing)
         self.holes: list[Pair] = []
         self._attempts: dict[Pair, int] = {}
-        self._seed = seed
-        name = zlib.crc32(space.declaration.name.encode())
-        self._base = (name << 32 | round_ << 24) << 32
+        identity = f"{seed}/{round_}/{space.declaration.name}".encode()
+        self._key = int.from_bytes(blake2b(identity, digest_size=8).digest(), "little")
 
     def __iter__(self) -> Iterator[Case]:
         index = 0
@@ -81,13 +80,13 @@ class Plan:
             index += 1
 
     def _next(self, index: int) -> Case:
-        stream = self._base + index * (CANDIDATES + 1)
+        stream = index * CANDIDATES
         if not self.missing:
-            return self.space.draw(CounterChooser(self._seed, stream))
+            return self.space.draw(CounterChooser(self._key, stream))
         pair = next(iter(self.missing))
         self._attempts[pair] = self._attempts.get(pair, 0) + 1
         pins = dict(pair)
-        drawn = [self.space.draw(CounterChooser(self._seed, stream + i, pins)) for i in range(CANDIDATES)]
+        drawn = [self.space.draw(CounterChooser(self._key, stream + i, pins)) for i in range(CANDIDATES)]
         best = max(drawn, key=lambda case: sum(p in self.missing for p in pairs_of(self.space, case)))
         if pair not in pairs_of(self.space, best) and self._attempts[pair] >= ATTEMPTS:
             self.holes.append(pair)

@@ -86,7 +86,6 @@ class Space:
         return {
             "requests": ("one", "many", "none"),
             "length": tuple(n for n in LENGTHS if not n.startswith("window") or "window" in features),
-            "kv_dtype": supports.kv_dtypes or supports.dtypes,
             "kv_heads": _sorted_words(supports.num_kv_heads),
             "head_dim": _sorted_words(supports.head_dims),
             "v_head_dim": ("same", *_sorted_words(supports.v_head_dims)),
@@ -97,6 +96,7 @@ class Space:
     def _copy(self) -> dict[str, tuple[str, ...]]:
         features = self.declaration.supports.features
         return {
+            "kv_dtype": self.declaration.supports.dtypes,
             "page_size": _sorted_words(self.declaration.supports.page_sizes),
             "placement": tuple(Placement),
             "pool": (Pool.TIGHT, Pool.SPARE, *((Pool.HUGE,) if self.huge else ())),
@@ -113,6 +113,7 @@ class Space:
         sinks = convention.sink is not SinkUnits.UNSUPPORTED and "sinks" in features
         return {
             "dtype": supports.dtypes,
+            "kv_dtype": ("same", *supports.kv_dtypes),
             "group": _sorted_words(supports.group_sizes),
             "query": (
                 *(("full",) if supports.max_query_len is None else ()),
@@ -141,6 +142,7 @@ class Space:
         copy = self.declaration.operation in (Operation.KV_WRITE, Operation.KV_GATHER)
         page_size = int(picked.get("page_size", 16))
         head_dim = int(picked["head_dim"])
+        dtype = picked["kv_dtype"] if copy else picked["dtype"]
         return Case(
             operation=self.declaration.operation,
             seed=chooser.integer("seed", 0, (1 << 31) - 1),
@@ -150,8 +152,8 @@ class Space:
             group_size=int(picked.get("group", 1)),
             head_dim=head_dim,
             v_head_dim=head_dim if picked["v_head_dim"] == "same" else int(picked["v_head_dim"]),
-            dtype=picked["kv_dtype"] if copy else picked["dtype"],
-            kv_dtype=picked["kv_dtype"],
+            dtype=dtype,
+            kv_dtype=dtype if picked["kv_dtype"] == "same" else picked["kv_dtype"],
             kv_layout=self.declaration.convention.kv_layout,
             v_layout=self.declaration.convention.v_layout,
             page_size=page_size,
@@ -248,7 +250,7 @@ def _labels(case: Case) -> set[Feature]:
     labels = {
         ("requests", "none" if requests == 0 else "one" if requests == 1 else "many"),
         ("dtype", case.dtype),
-        ("kv_dtype", case.kv_dtype),
+        ("kv_dtype", "same" if case.kv_dtype == case.dtype and not case.is_copy else case.kv_dtype),
         ("kv_heads", str(case.num_kv_heads)),
         ("group", str(case.group_size)),
         ("head_dim", str(case.head_dim)),
@@ -267,10 +269,11 @@ def _labels(case: Case) -> set[Feature]:
         ("soft_cap", "off" if case.soft_cap is None else "on"),
         ("scale", "default" if case.scale is None else "small" if abs(case.scale) < 0.1 else "large"),
     }
-    labels |= {
-        ("length", name) for name, length in LENGTHS.items() for have in case.context_lens if length(case) == have
-    }
-    return labels | {("query", _query_label(q, n)) for q, n in zip(case.query_lens, case.context_lens, strict=False)}
+    for length in case.context_lens:
+        labels |= {("length", name) for name, boundary in LENGTHS.items() if boundary(case) == length}
+    for queries, length in zip(case.query_lens, case.context_lens, strict=False):
+        labels.add(("query", _query_label(queries, length)))
+    return labels
 
 
 def _window_label(case: Case) -> str:
@@ -285,4 +288,3 @@ def _query_label(queries: int, length: int) -> str:
     if queries == length:
         return "full"
     return "one" if queries == 1 else "some"
-

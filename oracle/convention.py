@@ -117,10 +117,7 @@ class Window:
             return (off, off) if self.meaning is WindowMeaning.LEFT_RIGHT else off
         if keys < 1:
             raise ValueError(f"window: {keys} keys; at least 1, the query's own, is visible")
-        if self.meaning is WindowMeaning.KEYS:
-            value = keys
-        else:
-            value = keys - 1
+        value = keys if self.meaning is WindowMeaning.KEYS else keys - 1
         if value in self.off:
             raise ValueError(f"window: {keys} keys would be passed as {value}, which means off here")
         return (value, 0) if self.meaning is WindowMeaning.LEFT_RIGHT else value
