@@ -1,8 +1,8 @@
 """Correct rounding from float64 to an output dtype, and acceptance intervals in that dtype.
 
-Rounding to nearest is monotone: a result within `bound` of the exact value o, rounded to the output dtype, lies
-between round(o - bound) and round(o + bound). So a bound on the error before the last rounding needs no half-ulp
-of slack, and where it is far below the spacing of the dtype the comparison is with one value, exact.
+Rounding to nearest is monotone: a result within `bound` of the exact value o, rounded to the output dtype,
+lies between round(o - bound) and round(o + bound). So a bound on the error before the last rounding needs no
+half-ulp of slack, and where it is far below the spacing of the dtype the comparison is with one value, exact.
 """
 
 from dataclasses import dataclass
@@ -75,10 +75,10 @@ def interval(
 ) -> tuple[Tensor, Tensor]:
     """Least and greatest value of `dtype` that a result within `bound` of float64 `expected` can round to.
 
-    `bound` is absolute, broadcasts to the shape of `expected`, and may be inf, which accepts every number. An
-    infinite expectation accepts itself alone, unless the bound is infinite. A NaN expectation gives (NaN, NaN),
-    which `inside` reads as "must be NaN". Raises ValueError for a negative or NaN bound beside an expectation
-    that is a number, and for Overflow.NAN, under which rounding is not monotone.
+    `bound` is absolute, broadcasts to the shape of `expected`, and may be inf, which accepts every number.
+    An infinite expectation accepts itself alone, unless the bound is infinite. A NaN expectation gives
+    (NaN, NaN), which `inside` reads as "must be NaN". Raises ValueError for a negative or NaN bound beside an
+    expectation that is a number, and for Overflow.NAN, under which rounding is not monotone.
     """
     if overflow is Overflow.NAN:
         raise ValueError("no interval under Overflow.NAN: a value that overflows compares with nothing")
@@ -110,8 +110,8 @@ def _difference_down(a: Tensor, b: Tensor) -> Tensor:
 def inside(out: Tensor, low: Tensor, high: Tensor) -> Tensor:
     """Elementwise: `out` lies in the closed interval [low, high] of its own dtype. Returns bool.
 
-    The comparison is numeric: -0 equals +0, and an infinity is inside only where it is an end. A NaN is inside
-    exactly where both ends are NaN, and nothing else is there. Raises TypeError when the dtypes differ.
+    The comparison is numeric: -0 equals +0, and an infinity is inside only where it is an end. A NaN is
+    inside where both ends are NaN, and nothing else is there. Raises TypeError when the dtypes differ.
     """
     if not out.dtype == low.dtype == high.dtype:
         raise TypeError(f"cannot compare {out.dtype} with an interval of {low.dtype} and {high.dtype}")
