@@ -55,9 +55,8 @@ def call(declaration: Declaration, instance: Instance) -> dict[str, Tensor]:
         if value is None:
             continue
         if tuple(value.shape) != shape or (dtype is not None and value.dtype != dtype):
-            raise ResultError(
-                f"{name}: {value.dtype} {list(value.shape)}; expected {dtype or 'a float dtype'} {list(shape)}"
-            )
+            wanted = f"{dtype or 'a float dtype'} {list(shape)}"
+            raise ResultError(f"{name}: {value.dtype} {list(value.shape)}; expected {wanted}")
     return outputs
 
 

@@ -13,7 +13,8 @@ from itertools import combinations
 from typing import TypeVar
 
 from fuzz.case import Case
-from fuzz.space import Feature, Pair, Space
+from fuzz.features import Feature
+from fuzz.space import Pair, Space
 from oracle import philox
 
 T = TypeVar("T")

@@ -8,38 +8,19 @@ that nobody drew: minimised, mutated or written by hand.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from itertools import combinations
 from typing import Protocol, TypeVar
 
 from fuzz.case import MAX_TOKENS, Case, Placement, Pool, Probe, Sink, Skip, SlotMap
+from fuzz.features import LENGTHS, PARTITION, Feature, labels
 from oracle.convention import Granularity, SinkUnits, WindowMeaning
 from oracle.declare import Declaration
 from oracle.kinds import Operation
 
 T = TypeVar("T")
-Feature = tuple[str, str]
 Pair = frozenset[Feature]
-
-PARTITION = 256
-"""Keys in one context partition of the split decode kernels: a boundary worth visiting."""
-
-LENGTHS: dict[str, Callable[[Case], int | None]] = {
-    "one": lambda case: 1,
-    "zero": lambda case: 0,
-    "page-1": lambda case: case.page_size - 1,
-    "page": lambda case: case.page_size,
-    "page+1": lambda case: case.page_size + 1,
-    "pages": lambda case: 3 * case.page_size,
-    "partition-1": lambda case: PARTITION - 1,
-    "partition": lambda case: PARTITION,
-    "partition+1": lambda case: PARTITION + 1,
-    "window-1": lambda case: None if case.window is None else case.window - 1,
-    "window": lambda case: case.window,
-    "window+1": lambda case: None if case.window is None else case.window + 1,
-}
-"""Boundary classes of a context length."""
 
 LONGEST_WINDOW = 48
 """A window drawn at random is at most this long, so that contexts beyond it stay cheap."""
@@ -197,7 +178,7 @@ class Space:
 
     def features(self, case: Case) -> frozenset[Feature]:
         """Labels that ``case`` shows, among ``dimensions``."""
-        found = _labels(case)
+        found = labels(case)
         return frozenset((name, label) for name, label in found if label in self.dimensions.get(name, ()))
 
     def pairs(self) -> list[Pair]:
@@ -243,48 +224,3 @@ def _queries(contexts: list[int], label: str, chooser: Chooser) -> tuple[int, ..
         else:
             found.append(chooser.integer("queries", 2, length - 1))
     return tuple(found)
-
-
-def _labels(case: Case) -> set[Feature]:
-    requests = len(case.context_lens)
-    labels = {
-        ("requests", "none" if requests == 0 else "one" if requests == 1 else "many"),
-        ("dtype", case.dtype),
-        ("kv_dtype", "same" if case.kv_dtype == case.dtype and not case.is_copy else case.kv_dtype),
-        ("kv_heads", str(case.num_kv_heads)),
-        ("group", str(case.group_size)),
-        ("head_dim", str(case.head_dim)),
-        ("v_head_dim", "same" if case.v_head_dim == case.head_dim else str(case.v_head_dim)),
-        ("page_size", str(case.page_size)),
-        ("index_dtype", case.index_dtype),
-        ("strided", "yes" if case.strided else "no"),
-        ("placement", case.placement.value),
-        ("pool", case.pool.value),
-        ("skip", case.skip.value),
-        ("slot_map", case.slot_map.value),
-        ("probe", case.probe.value),
-        ("causal", "yes" if case.causal else "no"),
-        ("window", _window_label(case)),
-        ("sinks", case.sinks.value),
-        ("soft_cap", "off" if case.soft_cap is None else "on"),
-        ("scale", "default" if case.scale is None else "small" if abs(case.scale) < 0.1 else "large"),
-    }
-    for length in case.context_lens:
-        labels |= {("length", name) for name, boundary in LENGTHS.items() if boundary(case) == length}
-    for queries, length in zip(case.query_lens, case.context_lens, strict=False):
-        labels.add(("query", _query_label(queries, length)))
-    return labels
-
-
-def _window_label(case: Case) -> str:
-    if case.window is None:
-        return "off"
-    return {1: "one", case.page_size: "page", MAX_TOKENS: "beyond"}.get(case.window, "inside")
-
-
-def _query_label(queries: int, length: int) -> str:
-    if length == 0 and queries:
-        return "empty"
-    if queries == length:
-        return "full"
-    return "one" if queries == 1 else "some"

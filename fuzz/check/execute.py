@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from torch import Tensor
@@ -17,6 +18,9 @@ from fuzz.instance import Instance, build
 from oracle.bits import bits
 from oracle.declare import Declaration
 from oracle.kinds import Engine
+
+
+Progress = Callable[[str], None]
 
 
 @dataclass(frozen=True, eq=False)
@@ -40,14 +44,22 @@ class Execution:
         return (self.before[name] != self.after[name]).nonzero().flatten()
 
 
-def execute(declaration: Declaration, case: Case, poison: Poison, engine: Engine) -> Execution:
-    """Rebuild the case and call the target once. Whatever the target raises passes through."""
+def execute(
+    declaration: Declaration, case: Case, poison: Poison, engine: Engine, progress: Progress
+) -> Execution:
+    """Rebuild the case and call the target once. Whatever the target raises passes through.
+
+    ``progress`` hears of the phases generate, kernel and checks.
+    """
+    progress("generate")
     instance = build(case, poison, engines.device(engine))
     before = {name: buffer.image() for name, buffer in instance.buffers.items()}
     engines.synchronize(engine)
+    progress("kernel")
     with poisoned_allocations(poison) as allocated, sanitized(engine) as seen:
         outputs = call(declaration, instance)
         engines.synchronize(engine)
+    progress("checks")
     after = {name: buffer.image() for name, buffer in instance.buffers.items()}
     return Execution(
         poison=poison,

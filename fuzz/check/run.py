@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 from fuzz.buffers import Poison
 from fuzz.call import ResultError, Unsupported
 from fuzz.case import Case
 from fuzz.check.copies import gather_values, written_pool
-from fuzz.check.execute import Execution, execute
+from fuzz.check.execute import Execution, Progress, execute
 from fuzz.check.memory import (
     IN_PLACE,
     all_written,
@@ -23,27 +21,22 @@ from oracle.declare import Declaration
 from oracle.kinds import Engine, Operation
 from oracle.verdict import Verdict, worst
 
-Progress = Callable[[str], None]
-
-
 def check_case(declaration: Declaration, case: Case, engine: Engine, progress: Progress) -> CaseResult:
     """Run ``case`` on a target and judge it.
 
-    ``progress`` hears of the phases kernel, oracle and checks. What the target raises passes through, apart
+    ``progress`` hears of the phases generate, kernel, checks and oracle. What the target raises passes through, apart
     from ``Unsupported`` and a result of the wrong kind.
     """
     try:
-        progress("kernel")
-        first = execute(declaration, case, Poison.POSITIVE, engine)
-        second = execute(declaration, case, opposite(first.poison), engine)
+        first = execute(declaration, case, Poison.POSITIVE, engine, progress)
+        second = execute(declaration, case, opposite(first.poison), engine, progress)
         nan = None
         if not declaration.supports.requires_finite_pool:
-            nan = execute(declaration, case, Poison.NAN, engine)
+            nan = execute(declaration, case, Poison.NAN, engine, progress)
     except Unsupported as error:
         return CaseResult(checks=(), reason=str(error))
     except ResultError as error:
         return CaseResult(checks=(CheckResult(Check.RESULT, Verdict.FAIL, str(error)),))
-    progress("checks")
     found = _memory_checks(declaration, first, second, nan)
     found += _again(declaration, case, engine, first, found, progress)
     progress("oracle")
@@ -90,9 +83,7 @@ def _again(
         return []
     if all(r.verdict is Verdict.PASS for r in found if r.check is Check.POISON):
         return [CheckResult(Check.DETERMINISM, Verdict.PASS)]
-    progress("kernel")
-    again = execute(declaration, case, first.poison, engine)
-    progress("checks")
+    again = execute(declaration, case, first.poison, engine, progress)
     return [same_result(Check.DETERMINISM, first, again, {})]
 
 
