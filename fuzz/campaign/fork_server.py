@@ -4,7 +4,8 @@ It has one thread, runs no target code, and is where all workers' processes can 
 parent, and (as a child subreaper) becomes the parent of whatever they leave behind. Orders come as datagrams
 on one socket, which also is its life line: when the driver ends, however it ends, the server kills all
 workers with everything that they started, and exits. If the server itself is killed, the kernel kills the
-workers (PR_SET_PDEATHSIG). The server has no such signal: it would come when the *thread* that started it ends.
+workers (PR_SET_PDEATHSIG). The server has no such signal, which would come when the *thread* that started it
+ends.
 
 Standard library only: the driver starts it by `python -c`, with the driver's own sys.path.
 """

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import threading
 from collections import deque
@@ -168,10 +169,8 @@ class _Pump:
             self._busy.append((order.index, worker))
 
     def _drain_wake(self) -> None:
-        try:
+        with contextlib.suppress(BlockingIOError):
             os.read(self._wake_read, 1 << 12)
-        except BlockingIOError:
-            pass
 
     def _step(self) -> None:
         for entry in list(self._busy):

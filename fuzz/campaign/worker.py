@@ -51,7 +51,11 @@ class Job:
 
 @dataclass(frozen=True)
 class Limits:
-    """`memory_bytes`: resident memory of the worker; `kernel_s`: of the phase `kernel`, besides the timeout."""
+    """What one worker may use, besides the request's timeout.
+
+    `memory_bytes`: resident memory of the process (not of its children); `kernel_s`: seconds in the phase
+    `kernel`; `boot_s`: seconds until it is ready, with the server's start; `reply_bytes`: size of a reply.
+    """
 
     memory_bytes: int | None = None
     kernel_s: float | None = None
@@ -92,10 +96,8 @@ class _Attempt:
         self.reached_kernel |= phase == KERNEL
 
     def leave(self, at: float) -> None:
-        spent = max(0.0, at - self._since)
+        self.seconds[self.phase] = self.seconds.get(self.phase, 0.0) + max(0.0, at - self._since)
         self._since = at
-        if spent or self.phase != "boot":  # a used worker has no boot
-            self.seconds[self.phase] = self.seconds.get(self.phase, 0.0) + spent
 
 
 class Worker:
@@ -203,6 +205,7 @@ class Worker:
         if self._child is not None:
             self._attempt = attempt
             self._child.forget_output()
+            attempt.phase = "start"
             attempt.fresh = not self._ran_kernel
             self._deliver(self._child, attempt)
             return
