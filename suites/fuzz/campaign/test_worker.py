@@ -1,4 +1,4 @@
-"""Every fault that a job can have, as a real process: what the driver sees, and that the next request runs."""
+"""Every fault that a job can have, as a real process: what the driver sees; and the next request runs."""
 
 from __future__ import annotations
 
