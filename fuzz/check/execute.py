@@ -19,7 +19,6 @@ from oracle.bits import bits
 from oracle.declare import Declaration
 from oracle.kinds import Engine
 
-
 Progress = Callable[[str], None]
 
 

@@ -21,6 +21,7 @@ from oracle.declare import Declaration
 from oracle.kinds import Engine, Operation
 from oracle.verdict import Verdict, worst
 
+
 def check_case(declaration: Declaration, case: Case, engine: Engine, progress: Progress) -> CaseResult:
     """Run ``case`` on a target and judge it.
 

@@ -63,3 +63,12 @@ def synchronize(engine: Engine) -> None:
     """Wait for the device, so that its errors surface here."""
     if engine is not Engine.EMULATOR:
         torch.cuda.synchronize()
+
+
+def unsupported_reason(error: Exception) -> str | None:
+    """The reason, if ``error`` says that the engine lacks something rather than that the kernel is wrong."""
+    if _current is not Engine.EMULATOR:
+        return None
+    from fuzz.engine.emulator.errors import UnknownName
+
+    return str(error) if isinstance(error, UnknownName) else None
