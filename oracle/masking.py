@@ -122,9 +122,7 @@ def plan_blocks(ranges: KeyRanges, block_q: int, block_k: int) -> list[QueryBloc
     low, full_low = ([int(x.min()) for x in ranges._low().split(block_q, 1)], _maxima(ranges.lo, block_q))
     high, full_high = _maxima(ranges.hi, block_q), [int(x.min()) for x in ranges.hi.split(block_q, 1)]
     return [
-        QueryBlock(
-            start, min(start + block_q, queries), _cut(low[i], high[i], full_low[i], full_high[i], block_k)
-        )
+        QueryBlock(start, min(start + block_q, queries), _cut(low[i], high[i], full_low[i], full_high[i], block_k))
         for i, start in enumerate(starts)
         if high[i]
     ]

@@ -185,9 +185,7 @@ def _check_lengths(p: Problem) -> None:
         ok = isinstance(values, tuple) and all(type(n) is int and n >= 0 for n in values)
         _require(ok, name, "a tuple of integers >= 0", values)
     if len(p.kv_lens) != len(p.q_lens):
-        raise ProblemError(
-            f"kv_lens: allowed is one length per request ({len(p.q_lens)}), got {len(p.kv_lens)}"
-        )
+        raise ProblemError(f"kv_lens: allowed is one length per request ({len(p.q_lens)}), got {len(p.kv_lens)}")
     if len(p.contexts) != len(p.q_lens):
         raise ProblemError(
             f"context_lens: allowed is one length per request ({len(p.q_lens)}), got {len(p.contexts)}"
@@ -199,9 +197,7 @@ def _check_lengths(p: Problem) -> None:
 
 
 def _check_numbers(p: Problem) -> None:
-    _require(
-        isinstance(p.scale, (int, float)) and math.isfinite(p.scale), "scale", "a finite number", p.scale
-    )
+    _require(isinstance(p.scale, (int, float)) and math.isfinite(p.scale), "scale", "a finite number", p.scale)
     _require(isinstance(p.causal, bool), "causal", "True or False", p.causal)
     _require(
         p.window is None or (type(p.window) is int and p.window >= 1),
