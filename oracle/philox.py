@@ -26,7 +26,7 @@ _MASK = 0xFFFFFFFF
 _ROUNDS = 10
 _MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
 _KEY_STEPS = (0x9E3779B9, 0xBB67AE85)
-# Words made at a time: few enough for a CPU's cache, enough to fill an accelerator.
+# Words made at a time, whole blocks: few enough for a CPU's cache, enough to fill an accelerator.
 _CHUNK_CPU = 1 << 16
 _CHUNK_DEVICE = 1 << 24
 
