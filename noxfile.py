@@ -33,52 +33,61 @@ PROJECT = nox.project.load_toml("pyproject.toml")["project"]
 DEPENDENCIES = [name for name in PROJECT["dependencies"] if not name.startswith("torch")]
 DEV = PROJECT["optional-dependencies"]["dev"]
 
-# What a Python has to offer. torch's version is read before torch is imported: the import takes seconds.
+# What a Python has to offer, without importing torch: that takes seconds.
 PROBE = """
-import importlib.metadata, json, os, site, sys, sysconfig
+import importlib.metadata, importlib.util, json, os, site, sys, sysconfig
 def version(name):
     try:
         return importlib.metadata.version(name)
     except importlib.metadata.PackageNotFoundError:
         return None
 dirs = site.getsitepackages() + ([site.getusersitepackages()] if site.ENABLE_USER_SITE else [])
-found = {"executable": sys.executable, "tag": sys.implementation.cache_tag, "purelib": sysconfig.get_path("purelib")}
-found["sglang"], found["xdist"], found["torch"] = version("sglang"), version("pytest-xdist"), version("torch")
-found["gpu"] = False
-if found["torch"]:
-    import torch
-    found["gpu"] = torch.cuda.is_available()
-    dirs.append(os.path.dirname(os.path.dirname(torch.__file__)))
-found["dirs"] = [d for d in dict.fromkeys(dirs) if os.path.isdir(d)]
-print(json.dumps(found))
+torch = importlib.util.find_spec("torch")
+if torch and torch.origin:
+    dirs.append(os.path.dirname(os.path.dirname(torch.origin)))
+print(json.dumps({
+    "executable": sys.executable,
+    "tag": sys.implementation.cache_tag,
+    "purelib": sysconfig.get_path("purelib"),
+    "dirs": [d for d in dict.fromkeys(dirs) if os.path.isdir(d)],
+    "torch": version("torch"),
+    "sglang": version("sglang"),
+    "xdist": version("pytest-xdist"),
+}))
 """
+SEES_GPU = "import sys, torch; sys.exit(not torch.cuda.is_available())"
 
 
 @dataclass(frozen=True)
 class Python:
-    """An interpreter and what it sees: `dirs` are its site-packages folders, `tag` its ABI (`cpython-311`)."""
+    """An interpreter and what it sees: `dirs` are its site-packages, `tag` its ABI (`cpython-311`)."""
 
     executable: str
     tag: str
     purelib: str
     dirs: list[str]
     torch: str | None
-    gpu: bool
     sglang: str | None
     xdist: str | None
+
+    def sees_gpu(self) -> bool:
+        """Whether its torch imports and finds a CUDA or ROCm device."""
+        return (
+            bool(self.torch)
+            and subprocess.run([self.executable, "-c", SEES_GPU], check=False).returncode == 0
+        )
 
 
 @dataclass(frozen=True)
 class Sandbox:
-    """Where a session runs: the interpreter, and the environment variables that make our packages importable."""
+    """Where a session runs: an interpreter, and the variables that make our packages importable there."""
 
     session: nox.Session
-    python: str
-    has_xdist: bool
+    python: Python
     env: dict[str, str] = field(default_factory=dict)
 
     def run(self, *args: str, **env: str) -> None:
-        self.session.run(self.python, *args, env={**self.env, **env}, external=True)
+        self.session.run(self.python.executable, *args, env={**self.env, **env}, external=True)
 
     def attn_oracle(self, *args: str) -> None:
         """The command line, by its entry point: with --no-venv there is no installed script."""
@@ -86,39 +95,38 @@ class Sandbox:
         self.run("-c", start, *args)
 
 
-def probe(executable: str) -> Python | None:
-    """What `executable` sees, or None if it cannot tell (it does not start, or its torch does not import)."""
-    done = subprocess.run([executable, "-c", PROBE], capture_output=True, text=True, check=False)
-    if done.returncode != 0:
-        return None
-    return Python(**json.loads(done.stdout.splitlines()[-1]))
+def probe(executable: str | Path) -> Python | None:
+    """What `executable` sees, or None if it does not start."""
+    done = subprocess.run([str(executable), "-c", PROBE], stdout=subprocess.PIPE, text=True, check=False)
+    return Python(**json.loads(done.stdout.splitlines()[-1])) if done.returncode == 0 else None
+
+
+def probe_venv(session: nox.Session, place: Path) -> Python:
+    found = probe(place / "bin" / "python")
+    if found is None:
+        session.error(f"the Python of {place} does not start; remove that folder and try again")
+    return found
 
 
 def pythons() -> list[Python]:
-    """The interpreter that runs nox, the one that its environment was made from, and `python3` outside of it."""
+    """The interpreter that runs nox, the one that its environment was made from, and `python3` outside it."""
     own = Path(sys.prefix, "bin")
     outside = [d for d in os.environ.get("PATH", "").split(os.pathsep) if d and Path(d) != own]
-    names = [
-        sys.executable,
-        getattr(sys, "_base_executable", None),
-        shutil.which("python3", path=os.pathsep.join(outside)),
-    ]
+    system = shutil.which("python3", path=os.pathsep.join(outside))
+    names = [sys.executable, getattr(sys, "_base_executable", None), system]
     return [found for name in dict.fromkeys(names) if name and (found := probe(name))]
 
 
 def with_gpu(session: nox.Session, tag: str) -> Python | None:
     """The system's Python whose torch sees a GPU, if an environment of ABI `tag` can use that torch."""
     for python in pythons():
-        if not python.gpu or python.torch is None:
+        if python.torch is None or not python.sees_gpu():
             continue
+        has = f"{python.executable} has torch {python.torch}, which sees a GPU"
         if python.tag != tag:
-            session.warn(
-                f"{python.executable} has a torch that sees a GPU, but is {python.tag}: run nox with it"
-            )
+            session.warn(f"{has}, but is {python.tag}, not {tag}: run nox with it")
         elif tuple(int(part) for part in python.torch.split(".")[:2]) < OLDEST_TORCH:
-            session.error(
-                f"torch {python.torch} of {python.executable} sees a GPU, but 2.9 is the oldest supported"
-            )
+            session.error(f"{has}, but torch {'.'.join(map(str, OLDEST_TORCH))} is the oldest supported")
         else:
             return python
     return None
@@ -142,50 +150,41 @@ def look_up_in(purelib: str, dirs: list[str]) -> None:
 
 
 def runtime(session: nox.Session, own: Python) -> list[str]:
-    """The folders that hold torch, our other dependencies and sglang's files, made or found for ABI `own.tag`."""
+    """The folders that hold torch, our other dependencies and sglang's files: made, or the system's."""
     system = with_gpu(session, own.tag)
+    session.log(f"torch: {system.torch} of {system.executable}" if system else f"{TORCH} (no GPU seen)")
     place = Path(session.virtualenv.location).parent / f"runtime-{own.tag}-{'system' if system else 'own'}"
-    python = place / "bin" / "python"
-    wanted = list(DEPENDENCIES) if system else [TORCH, *DEPENDENCIES]
-    keep_sglang = system is not None and system.sglang is not None
-
-    def pip(*args: str) -> None:
-        session.run(str(python), "-m", "pip", "install", "--quiet", *args, external=True)
+    python = str(place / "bin" / "python")
+    shared = system.dirs if system else []
+    wanted = DEPENDENCIES if system else [TORCH, *DEPENDENCIES]
+    # A real installation is what its owner wants tested; ours only stands in for a missing one.
+    sglang = [] if system and system.sglang else [SGLANG]
 
     def build() -> None:
         session.run(sys.executable, "-m", "virtualenv", "-q", "-p", own.executable, str(place), external=True)
-        if system:
-            made = probe(str(python))
-            if made is None:
-                session.error(f"{python} does not start")
-            look_up_in(made.purelib, system.dirs)
-        pip(*wanted)
-        if not keep_sglang:
-            pip("--no-deps", SGLANG)
+        look_up_in(probe_venv(session, place).purelib, shared)
+        session.run(python, "-m", "pip", "install", "-q", *wanted, external=True)
+        for name in sglang:
+            session.run(python, "-m", "pip", "install", "-q", "--no-deps", name, external=True)
 
-    session.log(
-        f"torch: {system.torch} of {system.executable}" if system else f"torch: {TORCH} (no GPU seen)"
-    )
-    once(place, [*wanted, SGLANG, *(system.dirs if system else [])], build)
-    made = probe(str(python))
-    if made is None or made.torch is None or (system and made.torch != system.torch):
-        session.error(
-            f"torch is not importable, or not the system's, in {place}; remove that folder and try again"
-        )
-    return [*made.dirs, *(system.dirs if system else [])]
+    once(place, [*wanted, *sglang, *shared], build)
+    made = probe_venv(session, place)
+    if made.torch is None or (system and made.torch != system.torch):
+        session.error(f"{place} sees torch {made.torch}; remove that folder and try again")
+    return [*made.dirs, *shared]
 
 
 def without_venv(session: nox.Session) -> Sandbox:
     """Run from the source tree with what is installed: nothing can be fetched."""
-    found = sorted((p for p in pythons() if p.torch), key=lambda p: not p.gpu)
-    if not found:
-        session.error("--no-venv needs a Python with torch: run nox with that Python")
-    python = found[0]
-    path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
-    session.log(
-        f"torch: {python.torch} of {python.executable}, {'GPU seen' if python.gpu else 'no GPU seen'}"
+    with_torch = [python for python in pythons() if python.torch]
+    python = next((python for python in with_torch if python.sees_gpu()), None) or next(
+        iter(with_torch), None
     )
-    return Sandbox(session, python.executable, python.xdist is not None, {"PYTHONPATH": path})
+    if python is None:
+        session.error("--no-venv needs a Python with torch: run nox with that Python")
+    session.log(f"torch: {python.torch} of {python.executable}")
+    path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
+    return Sandbox(session, python, {"PYTHONPATH": path})
 
 
 def prepare(session: nox.Session, *extra: str) -> Sandbox:
@@ -193,19 +192,17 @@ def prepare(session: nox.Session, *extra: str) -> Sandbox:
     if session.virtualenv.venv_backend == "none":
         return without_venv(session)
     place = Path(session.virtualenv.location)
-    own = probe(str(place / "bin" / "python"))
-    if own is None:
-        session.error(f"the environment {place} is broken; remove it and try again")
+    own = probe_venv(session, place)
     dirs = runtime(session, own)
 
     def build() -> None:
         look_up_in(own.purelib, dirs)
         if extra:
-            session.install("--quiet", *extra)
-        session.install("--quiet", "--no-deps", "--editable", ".")
+            session.install("-q", *extra)
+        session.install("-q", "--no-deps", "--editable", ".")
 
     once(place, [*dirs, *extra, (ROOT / "pyproject.toml").read_text()], build)
-    return Sandbox(session, "python", has_xdist=bool(extra))
+    return Sandbox(session, probe_venv(session, place))
 
 
 @nox.session
@@ -222,7 +219,7 @@ def tests(session: nox.Session) -> None:
     """The framework's own tests; arguments after -- go to pytest (`-- -m slow` for the slow ones)."""
     box = prepare(session, *DEV)
     # Two workers: the machine that must stay quick has two cores. One thread each, so that they don't fight.
-    workers = ["-n", "2"] if box.has_xdist else []
+    workers = ["-n", "2"] if box.python.xdist else []
     box.run("-m", "pytest", *workers, *session.posargs, OMP_NUM_THREADS="1")
 
 
