@@ -265,11 +265,7 @@ class Case:
         """Plain data, ``schema`` first."""
         plain = {f.name: getattr(self, f.name) for f in fields(self)}
         return {"schema": SCHEMA} | {
-            name: value.value
-            if isinstance(value, StrEnum)
-            else list(value)
-            if isinstance(value, tuple)
-            else value
+            name: value.value if isinstance(value, StrEnum) else list(value) if isinstance(value, tuple) else value
             for name, value in plain.items()
         }
 
@@ -278,9 +274,7 @@ def _check_together(case: Case) -> None:
     attends = not case.is_copy
     requests = len(case.context_lens)
     if attends and len(case.query_lens) != requests:
-        raise CaseError(
-            f"case.query_lens: {len(case.query_lens)} lengths; allowed: one a request, here {requests}"
-        )
+        raise CaseError(f"case.query_lens: {len(case.query_lens)} lengths; allowed: one a request, here {requests}")
     if sum(case.context_lens) > MAX_TOKENS:
         raise CaseError(f"case.context_lens: {sum(case.context_lens)} tokens together; at most {MAX_TOKENS}")
     if case.is_copy:
@@ -296,8 +290,7 @@ def _check_together(case: Case) -> None:
         for name in ("page_size", "head_dim", "v_head_dim"):
             if getattr(case, name) % x:
                 raise CaseError(
-                    f"case.{name}: {getattr(case, name)}; allowed: a multiple of {x} "
-                    f"for shuffle_5d in {case.kv_dtype}"
+                    f"case.{name}: {getattr(case, name)}; allowed: a multiple of {x} for shuffle_5d in {case.kv_dtype}"
                 )
 
 

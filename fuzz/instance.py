@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 import torch
-from oracle.problem import Problem
 from torch import Tensor
 
 from fuzz.buffers import DTYPES, Buffer, Poison, empty_buffer, huge_buffer
@@ -14,6 +13,7 @@ from fuzz.probes import Stream, sinks, values
 from oracle import philox
 from oracle.kinds import Operation, Role
 from oracle.layout import CacheGeometry, write_slots
+from oracle.problem import Problem
 
 HUGE_ELEMENTS = 1 << 31
 STRIDE_GAP = 48

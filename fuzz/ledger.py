@@ -65,9 +65,7 @@ class Defect:
             target == self.target
             and check in self.checks
             and self.diagnosis in (None, diagnosis)
-            and all(
-                any((name, label) in shown for label in allowed) for name, allowed in self.features.items()
-            )
+            and all(any((name, label) in shown for label in allowed) for name, allowed in self.features.items())
         )
 
 

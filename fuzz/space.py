@@ -113,9 +113,7 @@ class Space:
 
     def draw(self, chooser: Chooser) -> Case:
         """A case inside the declared capabilities."""
-        picked = {
-            name: chooser.choose(name, labels) for name, labels in self.dimensions.items() if name != "length"
-        }
+        picked = {name: chooser.choose(name, labels) for name, labels in self.dimensions.items() if name != "length"}
         case = self._blank(picked, chooser)
         return self._with_lengths(case, picked, chooser)
 

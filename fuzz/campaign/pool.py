@@ -23,9 +23,7 @@ class Pool:
     request only: the others in flight are with other workers.
     """
 
-    def __init__(
-        self, job: Job, jobs: int = 1, server: Server | None = None, limits: Limits | None = None
-    ) -> None:
+    def __init__(self, job: Job, jobs: int = 1, server: Server | None = None, limits: Limits | None = None) -> None:
         """Without a `server`, the pool makes one of its own, and closes it in `close`."""
         self._job = job
         self._jobs = jobs
@@ -66,9 +64,7 @@ class Pool:
     ) -> None:
         self.close()
 
-    def _map(
-        self, requests: Iterator[dict[str, Any]], timeout_s: float, count: int
-    ) -> Iterator[tuple[int, Reply]]:
+    def _map(self, requests: Iterator[dict[str, Any]], timeout_s: float, count: int) -> Iterator[tuple[int, Reply]]:
         if self._mapping:
             raise RuntimeError("the pool has a map under way")
         self._mapping = True

@@ -43,9 +43,7 @@ class Execution:
         return (self.before[name] != self.after[name]).nonzero().flatten()
 
 
-def execute(
-    declaration: Declaration, case: Case, poison: Poison, engine: Engine, progress: Progress
-) -> Execution:
+def execute(declaration: Declaration, case: Case, poison: Poison, engine: Engine, progress: Progress) -> Execution:
     """Rebuild the case and call the target once. Whatever the target raises passes through.
 
     ``progress`` hears of the phases generate, kernel and checks.

@@ -53,9 +53,7 @@ def all_written(first: Execution, second: Execution) -> CheckResult:
         if count:
             where = mask.nonzero()[0].tolist()
             message = f"{count} of {mask.numel()} elements of {name} were not written, the first at {where}"
-            return CheckResult(
-                Check.WRITTEN, Verdict.FAIL, message, {"output": name, "count": count, "first": where}
-            )
+            return CheckResult(Check.WRITTEN, Verdict.FAIL, message, {"output": name, "count": count, "first": where})
     return CheckResult(Check.WRITTEN, Verdict.PASS)
 
 

@@ -35,6 +35,5 @@ def sanitized(engine: Engine) -> Iterator[list[CheckResult]]:
         clean = dict.fromkeys(check for check in checks.values() if check not in reported)
         found += [CheckResult(check, Verdict.PASS) for check in clean]
     found += [
-        CheckResult(checks[finding.kind], Verdict.FAIL, finding.message, finding.to_dict())
-        for finding in log.findings
+        CheckResult(checks[finding.kind], Verdict.FAIL, finding.message, finding.to_dict()) for finding in log.findings
     ]

@@ -84,6 +84,4 @@ def load(candidates: tuple[str, ...], given: Mapping[str, Mapping[str, Any]]) ->
     def placeholder(name: str) -> ModuleType:
         return _PlaceholderModule(name, given.get(name, {}))
 
-    return loader.load_source(
-        path, f"attn_oracle_loaded.{path.stem}", {"sglang": placeholder}, engines.current()
-    )
+    return loader.load_source(path, f"attn_oracle_loaded.{path.stem}", {"sglang": placeholder}, engines.current())

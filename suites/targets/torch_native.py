@@ -96,9 +96,7 @@ def sdpa(
     return out
 
 
-@declare.varlen_extend(
-    name="torch.sdpa_with_lse", convention=CONVENTION_LSE, precision=PRECISION, supports=SUPPORTS
-)
+@declare.varlen_extend(name="torch.sdpa_with_lse", convention=CONVENTION_LSE, precision=PRECISION, supports=SUPPORTS)
 def sdpa_with_lse(
     q: Tensor,
     k: Tensor,
@@ -123,9 +121,7 @@ def sdpa_with_lse(
         queries, keys = qi.shape[2], ki.shape[2]
         if queries:
             visible = _visible(queries, keys, causal, window, q.device)
-            bias = torch.zeros(visible.shape, dtype=q.dtype, device=q.device).masked_fill(
-                ~visible, -torch.inf
-            )
+            bias = torch.zeros(visible.shape, dtype=q.dtype, device=q.device).masked_fill(~visible, -torch.inf)
             own_out, own_lse = _with_lse(qi, ki, vi, bias, scale)
             out[row : row + queries] = own_out[0].transpose(0, 1)
             lse[row : row + queries] = own_lse[0, :, :queries].transpose(0, 1)
@@ -136,9 +132,7 @@ def sdpa_with_lse(
 def _with_lse(q: Tensor, k: Tensor, v: Tensor, bias: Tensor, scale: float | None) -> tuple[Tensor, Tensor]:
     aten = torch.ops.aten
     if q.device.type == "cpu":
-        result = aten._scaled_dot_product_flash_attention_for_cpu(
-            q, k, v, 0.0, False, attn_mask=bias, scale=scale
-        )
+        result = aten._scaled_dot_product_flash_attention_for_cpu(q, k, v, 0.0, False, attn_mask=bias, scale=scale)
         return result[0], result[1]
     # The memory-efficient kernel reads its bias in vectors of 16: rows are padded, and expanded over heads.
     padded = F.pad(bias, (0, -bias.shape[1] % 16))[:, : bias.shape[1]]
