@@ -31,7 +31,7 @@ def echoes(count: int) -> Iterator[dict[str, Any]]:
 
 
 def mixed() -> list[dict[str, Any]]:
-    faults = {
+    faults: dict[int, dict[str, Any]] = {
         3: {"do": "segfault"},
         4: {"do": "raise_lines"},
         7: {"do": "hang_deaf"},
@@ -88,9 +88,9 @@ def test_requests_are_iterated_in_the_callers_thread(server: Server) -> None:
 def test_workers_run_while_the_caller_is_busy(server: Server) -> None:
     with Pool(JOB, 1, server) as pool:
         replies = pool.map([{"do": "nothing"}, {"do": "hang_deaf"}, {"do": "nothing"}], 0.5)
-        _, first = next(replies)
-        assert first.value is not None
-        assert wait_until(lambda: gone(first.value["pid"]))  # killed in time, before its reply is asked for
+        value = next(replies)[1].value
+        assert value is not None
+        assert wait_until(lambda: gone(value["pid"]))  # killed in time, before its reply is asked for
         assert next(replies)[1].status is Status.HANG
         assert next(replies)[1].ok
 
