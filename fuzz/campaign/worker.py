@@ -367,8 +367,16 @@ def wait_for(workers: Iterable[Worker], wake: int | None = None) -> None:
 
 
 def fair_memory_bytes(jobs: int) -> int:
-    """A memory limit for each of `jobs` workers: together they get four fifths of the machine's memory."""
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") * 4 // (5 * jobs)
+    """A memory limit for each of `jobs` workers: together, four fifths of what machine or container has."""
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    try:
+        with open("/sys/fs/cgroup/memory.max") as file:
+            limit = file.read().strip()
+    except OSError:  # no cgroups, or none of version 2
+        limit = "max"
+    if limit.isdigit():
+        memory = min(memory, int(limit))
+    return memory * 4 // (5 * jobs)
 
 
 def _kernel_oom_kills() -> int:

@@ -296,3 +296,33 @@ def stack_overflow_in_c(request: Request) -> Any:
     compare = compare_type(recurse)
     sys.setrecursionlimit(10**9)
     libc.qsort(array, 2, 4, compare)
+
+
+@fault
+def multiply(request: Request) -> Any:
+    """A matrix product on `device`, on two threads where it is the CPU."""
+    import torch
+
+    torch.set_num_threads(2)
+    square = torch.ones(256, 256, device=request["device"])
+    return {"sum": float((square @ square).sum()), "pid": os.getpid()}
+
+
+@fault
+def cuda_assert(request: Request) -> Any:
+    """A failed assertion in a kernel: the error sticks to the process, so the job asks for another."""
+    import torch
+
+    try:
+        torch.zeros(4, device="cuda")[torch.tensor([99], device="cuda")].cpu()
+    except RuntimeError as error:
+        return {"error": str(error).splitlines()[0], "pid": os.getpid(), "retire": True}
+    return {}
+
+
+@fault
+def cuda_hang(request: Request) -> Any:
+    import torch
+
+    torch.cuda._sleep(10**13)  # type: ignore[no-untyped-call]
+    torch.cuda.synchronize()
