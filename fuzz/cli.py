@@ -217,9 +217,14 @@ def _stop_of(error: Exception) -> Stop:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command line; returns the exit code. Every expected error is one line on stderr."""
+    """Run the command line; returns the exit code."""
+    return guarded(app, arguments)
+
+
+def guarded(command: typer.Typer, arguments: Sequence[str] | None = None) -> int:
+    """Run a command; returns the exit code. Every expected error is one line on stderr."""
     try:
-        app(args=None if arguments is None else list(arguments))
+        command(args=None if arguments is None else list(arguments))
     except SystemExit as stop:
         return stop.code if isinstance(stop.code, int) else Exit.CLEAN
     except EXPECTED as error:
