@@ -40,11 +40,15 @@ class Solution:
 
 @dataclass(frozen=True)
 class Blocks:
-    """Size of the working block: rows (queries times heads of a group), keys, and kv heads at a time."""
+    """Size of the working block: rows (queries times heads of a group), keys, and kv heads at a time.
+
+    ones: the weights of a row are summed by a column of ones behind V, in the product; else in a pass of their own.
+    """
 
     rows: int
     keys: int
     heads: int
+    ones: bool = True
 
     @property
     def logits(self) -> int:
@@ -77,9 +81,11 @@ def solve(
     """
     where = problem.device if device is None else torch.device(device)
     default = CPU_BLOCKS if where.type == "cpu" else GPU_BLOCKS
-    blocks = Blocks(block_q or default.rows, block_k or default.keys, block_heads or default.heads)
+    blocks = replace(
+        default, rows=block_q or default.rows, keys=block_k or default.keys, heads=block_heads or default.heads
+    )
     problem = _in_order(problem)
-    out = torch.zeros(problem.q.shape[0], problem.q_heads, problem.dim_v, dtype=torch.float64, device=where)
+    out = torch.empty(problem.q.shape[0], problem.q_heads, problem.dim_v, dtype=torch.float64, device=where)
     lse = torch.full(out.shape[:2], -math.inf, dtype=torch.float64, device=where)
     for members in _batches(problem, blocks.logits):
         _solve_batch(problem, members, blocks, out, lse)
@@ -110,7 +116,7 @@ def _batches(problem: Problem, limit: int) -> Iterator[list[int]]:
     sizes = list(zip(problem.q_lens, problem.kv_lens, strict=True))
     batch: list[int] = []
     useful = most_q = most_k = 0
-    for i in sorted((i for i, (q, k) in enumerate(sizes) if q and k), key=sizes.__getitem__):
+    for i in sorted((i for i, (q, _) in enumerate(sizes) if q), key=sizes.__getitem__):
         q, k = sizes[i]
         cost = (len(batch) + 1) * max(most_q, q) * max(most_k, k) * problem.q_heads
         needed = q * k * problem.q_heads
@@ -134,18 +140,24 @@ def _solve_batch(problem: Problem, members: Sequence[int], blocks: Blocks, out: 
         window=problem.window,
         positions=_positions_of(problem, members),
     )
+    queries = _Rows.of([problem.q_starts[i] for i in members], max(q_lens), out.device)
+    shape = (len(members), queries.count, problem.kv_heads, problem.group)
     low, high = ranges.span()
     if low == high:
+        queries.write(out, out.new_zeros(*shape, problem.dim_v), q_lens)
         return
     ranges = ranges.shifted(low)
-    queries = _Rows.of([problem.q_starts[i] for i in members], max(q_lens), out.device)
     keys = _Rows.of([problem.kv_starts[i] + low for i in members], high - low, out.device)
-    work = _Work.of(problem, queries, keys, len(members))
     fitted = blocks.fitted(queries.count * problem.group)
-    work.run(ranges, plan_blocks(ranges, max(1, fitted.rows // problem.group), fitted.keys), fitted)
-    shape = (len(members), problem.kv_heads, queries.count, problem.group)
-    queries.write(out, work.out().view(*shape, problem.dim_v).transpose(1, 2), q_lens)
-    queries.write(lse, work.lse().view(shape).transpose(1, 2), q_lens)
+    work = _Work.of(problem, queries, keys, len(members), ones=fitted.ones)
+    plan = plan_blocks(ranges, max(1, fitted.rows // problem.group), fitted.keys)
+    if isinstance(queries.index, slice):
+        work.run(ranges, plan, fitted, out[queries.index].view(*shape, -1), lse[queries.index].view(shape))
+        return
+    padded_out, padded_lse = out.new_empty(*shape, problem.dim_v), lse.new_empty(shape)
+    work.run(ranges, plan, fitted, padded_out, padded_lse)
+    queries.write(out, padded_out, q_lens)
+    queries.write(lse, padded_lse, q_lens)
 
 
 def _positions_of(problem: Problem, members: Sequence[int]) -> list[Tensor] | None:
@@ -201,125 +213,160 @@ def _number(descale: Descale) -> float:
 
 
 @dataclass(frozen=True, eq=False)
-class _Work:
-    """One batch as matrices, and the sums that it collects. All float64.
+class _Sums:
+    """What a block of R queries * heads of a group collects over its keys, for n of the N matrices. All float64.
 
-    N = requests * kv heads matrices; R = queries * group rows each, in order (query, head of the group).
-    q [N, R, D_qk], k_t [N, D_qk, K], v [N, K, D_v + 1]: finite, its last column ones.
+    values [n, R, D_v (+ tail)]: sum of exp(s - top) v. weight [n, R]: sum of exp(s - top), a column of values or apart.
+    top [n, R]: largest logit so far; None if the logits need no shift.
+    flawed [n, R, 3 * D_v]: how many visible keys had each flaw (`_split_flaws`); None if none has.
+    """
+
+    values: Tensor
+    weight: Tensor
+    top: Tensor | None
+    flawed: Tensor | None
+    weight_apart: bool
+
+    def write(self, out: Tensor, lse: Tensor) -> None:
+        """Normalise into out [B, queries, heads, group, D_v] and lse [B, queries, heads, group]."""
+        shape = (lse.shape[0], lse.shape[2], lse.shape[1], lse.shape[3])
+        log = self.weight.log()
+        lse.copy_((log if self.top is None else log + _finite(self.top)).view(shape).transpose(1, 2))
+        # A row without weight has values 0 as well, and stays 0.
+        weight = self.weight.masked_fill(self.weight == 0, 1.0)
+        dim_v = out.shape[-1]
+        values = self.values.unflatten(1, shape[2:]).unflatten(0, shape[:2])[..., :dim_v].transpose(1, 2)
+        torch.div(values, weight.view(*shape, 1).transpose(1, 2), out=out)
+        if self.flawed is not None:
+            flawed = self.flawed.view(*shape, 3 * dim_v).transpose(1, 2) > 0
+            for where, value in zip(flawed.chunk(3, -1), (math.inf, -math.inf, math.nan), strict=True):
+                out += torch.zeros_like(out).masked_fill_(where, value)
+
+
+@dataclass(frozen=True, eq=False)
+class _Work:
+    """One batch as N = requests * kv heads matrices of R = queries * group rows (query, head of the group). All float64.
+
+    q [N, R, D_qk], k_t [N, D_qk, K], v [N, K, D_v (+ tail: ones, then zeros)]: finite.
     flaws [N, K, 3 * D_v]: ones where v was +inf, -inf, NaN (there v holds 0); None if nowhere.
-    sums [N, R, D_v + 1]: sum of exp(s - top) v, and of exp(s - top).
-    top [N, R]: largest logit so far; None if the logits need no shift.
-    flawed [N, R, 3 * D_v]: how many keys with weight had each flaw; None if there is none.
+    bounded: the logits cannot leave [-SAFE_LOGIT, SAFE_LOGIT].
     """
 
     q: Tensor
     k_t: Tensor
     v: Tensor
     flaws: Tensor | None
-    sums: Tensor
-    top: Tensor | None
-    flawed: Tensor | None
+    bounded: bool
     requests: int
     group: int
+    dim_v: int
     alpha: float
     cap: float | None
 
     @staticmethod
-    def of(problem: Problem, queries: _Rows, keys: _Rows, requests: int) -> "_Work":
+    def of(problem: Problem, queries: _Rows, keys: _Rows, requests: int, *, ones: bool) -> "_Work":
         kv_heads, group, dim_v = problem.kv_heads, problem.group, problem.dim_v
         q = queries.operand(problem.q, problem.q_descale)
         k = keys.operand(problem.k, problem.k_descale)
-        v = keys.operand(problem.v, problem.v_descale)
+        v = keys.operand(problem.v, problem.v_descale).transpose(1, 2)
         alpha = problem.scale * _number(problem.q_descale) * _number(problem.k_descale)
         longest = [torch.linalg.vector_norm(x, dim=-1).amax() for x in (q, k)]
-        padded = v.new_empty(requests * kv_heads, keys.count, dim_v + _TAIL)[..., : dim_v + 1]
+        padded = v.new_empty(requests * kv_heads, keys.count, dim_v + (_TAIL if ones else 0))
+        padded[..., dim_v:] = 0.0
+        padded[..., dim_v : dim_v + 1] = 1.0
         values = padded[..., :dim_v]
-        padded[..., dim_v].fill_(1.0)
-        values.unflatten(0, (requests, kv_heads)).copy_(v.transpose(1, 2))
+        values.unflatten(0, (requests, kv_heads)).copy_(v)
         if (factor := _number(problem.v_descale)) != 1.0:
             values.mul_(factor)
-        q_norm, k_norm, v_norm = torch.stack([*longest, torch.linalg.vector_norm(values)]).tolist()
+        square = torch.dot(padded.view(-1), padded.view(-1))
+        q_norm, k_norm, v_square = torch.stack([*longest, square]).tolist()
         bound = min(abs(alpha) * q_norm * k_norm, problem.soft_cap or math.inf)
-        # The norm of all values is finite only if each is, and below 1e154.
-        safe = bound <= SAFE_LOGIT and math.isfinite(v_norm)
-        flaws = None if math.isfinite(v_norm) else _split_flaws(values)
-        rows = queries.count * group
-        sums = q.new_zeros(requests * kv_heads, rows, dim_v + _TAIL)[..., : dim_v + 1]
-        grouped = q.unflatten(2, (kv_heads, group)).transpose(1, 2)
+        # The sum of squares is finite only if every value is, and below 1e154.
+        tame = math.isfinite(v_square)
         return _Work(
-            q=grouped.reshape(requests * kv_heads, rows, problem.dim_qk),
+            q=q.unflatten(2, (kv_heads, group)).transpose(1, 2).reshape(requests * kv_heads, -1, problem.dim_qk),
             k_t=k.transpose(1, 2).flatten(0, 1).transpose(1, 2),
             v=padded,
-            flaws=flaws,
-            sums=sums,
-            top=None if safe else sums.new_full(sums.shape[:2], -math.inf),
-            flawed=None if flaws is None else sums.new_zeros(*sums.shape[:2], 3 * dim_v),
+            flaws=None if tame else _split_flaws(values),
+            bounded=tame and bound <= SAFE_LOGIT,
             requests=requests,
             group=group,
+            dim_v=dim_v,
             alpha=alpha,
             cap=problem.soft_cap,
         )
 
-    def run(self, ranges: KeyRanges, plan: Sequence[QueryBlock], blocks: Blocks) -> None:
-        """Add every block of the plan to the sums."""
+    def run(
+        self, ranges: KeyRanges, plan: Sequence[QueryBlock], blocks: Blocks, out: Tensor, lse: Tensor
+    ) -> None:
+        """Fill out [B, queries, heads, group, D_v] and lse [B, queries, heads, group], block by block."""
         count = self.q.shape[0]
         at_once = count if self.requests > 1 else min(blocks.heads, count)
+        rows = max(block.stop - block.start for block in plan) * self.group
         widest = max(keys.stop - keys.start for block in plan for keys in block.keys)
-        deepest = max(block.stop - block.start for block in plan) * self.group
-        pool = self.q.new_empty(at_once * deepest * widest)
-        lo, hi = ranges.lo.to(self.q.device).unsqueeze(-1), ranges.hi.to(self.q.device).unsqueeze(-1)
+        logits = self.q.new_empty(at_once * rows * widest)
+        values = self.q.new_empty(at_once * rows * self.v.shape[2])
+        lo, hi = (x.to(self.q.device).unsqueeze(-1) for x in (ranges.lo, ranges.hi))
         for block in plan:
-            rows = slice(block.start * self.group, block.stop * self.group)
-            for keys in block.keys:
-                hidden = None
-                if keys.masked:
-                    key = torch.arange(keys.start, keys.stop, device=lo.device)
-                    part = slice(block.start, block.stop)
-                    hidden = (key < lo[:, part]) | (key >= hi[:, part])
-                for first in range(0, count, at_once):
-                    self._add(slice(first, first + at_once), rows, keys, hidden, pool)
+            part = slice(block.start, block.stop)
+            hidden = [_hidden(lo[:, part], hi[:, part], keys) for keys in block.keys]
+            for first in range(0, count, at_once):
+                heads = slice(first, first + at_once)
+                q = self.q[heads, block.start * self.group : block.stop * self.group]
+                sums = self._sums(q.shape[0], q.shape[1], values)
+                for keys, mask in zip(block.keys, hidden, strict=True):
+                    self._add(sums, q, heads, slice(keys.start, keys.stop), mask, logits)
+                those = slice(None) if self.requests > 1 else heads
+                sums.write(out[:, part, those], lse[:, part, those])
 
-    def _add(self, heads: slice, rows: slice, keys: KeyBlock, hidden: Tensor | None, pool: Tensor) -> None:
-        """Add one block: hidden [B, queries, keys] marks the pairs that are not visible (None: all are)."""
-        columns = slice(keys.start, keys.stop)
-        q, k_t, v = self.q[heads, rows], self.k_t[heads, :, columns], self.v[heads, columns]
+    def _sums(self, heads: int, rows: int, memory: Tensor) -> _Sums:
+        values = memory[: heads * rows * self.v.shape[2]].view(heads, rows, -1).zero_()
+        apart = values.shape[2] == self.dim_v
+        return _Sums(
+            values=values,
+            weight=values.new_zeros(heads, rows) if apart else values[..., self.dim_v],
+            weight_apart=apart,
+            top=None if self.bounded else values.new_full((heads, rows), -math.inf),
+            flawed=None if self.flaws is None else values.new_zeros(heads, rows, 3 * self.dim_v),
+        )
+
+    def _add(
+        self, sums: _Sums, q: Tensor, heads: slice, keys: slice, hidden: Tensor | None, memory: Tensor
+    ) -> None:
+        """Add one block of keys. hidden [B, queries, keys] marks the pairs that are not visible (None: all are)."""
+        k_t, v = self.k_t[heads, :, keys], self.v[heads, keys]
         shape = (q.shape[0], q.shape[1], k_t.shape[2])
-        s = pool[: math.prod(shape)].view(shape)
+        s = memory[: math.prod(shape)].view(shape)
         if self.cap is None:
             s.baddbmm_(q, k_t, beta=0, alpha=self.alpha)
         else:
             s.baddbmm_(q, k_t, beta=0, alpha=self.alpha / self.cap).tanh_().mul_(self.cap)
-        if self.top is None:
+        if sums.top is None:
             self._hide(s.exp_(), hidden, 0.0)
         else:
             self._hide(s, hidden, -math.inf)
-            if self.flaws is not None and self.flawed is not None:
-                visible = torch.ones_like(s)
-                self._hide(visible, hidden, 0.0)
-                _count_flaws(self.flawed[heads, rows], s, visible, self.flaws[heads, columns])
-            _shift(s, self.top[heads, rows], self.sums[heads, rows])
+            if self.flaws is not None and sums.flawed is not None:
+                visible = self._hide(torch.ones_like(s), hidden, 0.0)
+                _count_flaws(sums.flawed, s, visible, self.flaws[heads, keys])
+            _shift(s, sums, sums.top)
             s.exp_()
-        self.sums[heads, rows].baddbmm_(s, v)
+        sums.values.baddbmm_(s, v)
+        if sums.weight_apart:
+            sums.weight.add_(s.sum(-1))
 
-    def _hide(self, s: Tensor, hidden: Tensor | None, value: float) -> None:
+    def _hide(self, s: Tensor, hidden: Tensor | None, value: float) -> Tensor:
         if hidden is not None:
             by_request = s.view(self.requests, -1, hidden.shape[1], self.group, hidden.shape[2])
             by_request.masked_fill_(hidden[:, None, :, None], value)
+        return s
 
-    def out(self) -> Tensor:
-        """Normalised outputs [N, R, D_v]. Call once, last but for `lse`."""
-        values, weight = self.sums[..., :-1], self.sums[..., -1:]
-        out = values.div_(weight).masked_fill_(weight == 0, 0.0)
-        if self.flawed is not None:
-            up, down, nan = (self.flawed > 0).chunk(3, -1)
-            for where, value in ((up, math.inf), (down, -math.inf), (nan, math.nan)):
-                out += torch.zeros_like(out).masked_fill_(where, value)
-        return out
 
-    def lse(self) -> Tensor:
-        """Natural log-sum-exp [N, R]."""
-        lse = self.sums[..., -1].log()
-        return lse if self.top is None else lse + _finite(self.top)
+def _hidden(lo: Tensor, hi: Tensor, keys: KeyBlock) -> Tensor | None:
+    """[B, queries, keys]: which pairs of a masked block are not visible."""
+    if not keys.masked:
+        return None
+    key = torch.arange(keys.start, keys.stop, device=lo.device)
+    return (key < lo) | (key >= hi)
 
 
 def _finite(top: Tensor) -> Tensor:
@@ -327,10 +374,13 @@ def _finite(top: Tensor) -> Tensor:
     return top.masked_fill(~top.isfinite(), 0.0)
 
 
-def _shift(s: Tensor, top: Tensor, sums: Tensor) -> None:
+def _shift(s: Tensor, sums: _Sums, top: Tensor) -> None:
     """Raise the row maxima `top` to those of s as well, rescale the sums to them, and subtract them from s."""
     raised = torch.maximum(top, s.amax(-1))
-    sums.mul_((top - raised).exp_().masked_fill_(top == raised, 1.0).unsqueeze(-1))
+    factor = (top - raised).exp_().masked_fill_(top == raised, 1.0)
+    sums.values.mul_(factor.unsqueeze(-1))
+    if sums.weight_apart:
+        sums.weight.mul_(factor)
     top.copy_(raised)
     s.sub_(_finite(raised).unsqueeze(-1))
 

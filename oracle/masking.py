@@ -114,7 +114,7 @@ def plan_blocks(ranges: KeyRanges, block_q: int, block_k: int) -> list[QueryBloc
     """Blocks of at most block_q queries by block_k keys that cover every visible pair; all others are skipped.
 
     A run of keys that every query of the block sees is cut out of the masked ones around it, so that only blocks on the
-    diagonal and at the edge of the window need a mask. Query blocks that see nothing are left out.
+    diagonal and at the edge of the window need a mask. Every query is in a block, be it one without keys.
     """
     queries = ranges.lo.shape[1]
     starts = range(0, queries, block_q)
@@ -124,7 +124,6 @@ def plan_blocks(ranges: KeyRanges, block_q: int, block_k: int) -> list[QueryBloc
     return [
         QueryBlock(start, min(start + block_q, queries), _cut(low[i], high[i], full_low[i], full_high[i], block_k))
         for i, start in enumerate(starts)
-        if high[i]
     ]
 
 
@@ -133,6 +132,8 @@ def _maxima(x: Tensor, block_q: int) -> list[int]:
 
 
 def _cut(low: int, high: int, full_low: int, full_high: int, block_k: int) -> tuple[KeyBlock, ...]:
+    if low >= high:
+        return ()
     if low >= full_low and high <= full_high:
         return _chunks(low, high, block_k, masked=False)
     if high - low <= block_k:
