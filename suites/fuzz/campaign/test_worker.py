@@ -341,9 +341,7 @@ def test_retire(worker: Worker) -> None:
         ("raise_lines", LONG, Status.EXCEPTION),
     ],
 )
-def test_failure_before_any_kernel_is_the_harness(
-    worker: Worker, do: str, timeout_s: float, status: Status
-) -> None:
+def test_failure_before_any_kernel_is_the_harness(worker: Worker, do: str, timeout_s: float, status: Status) -> None:
     reply = worker.run({"do": do, "at": "generate"}, timeout_s)
     assert reply.status is status
     assert reply.phase == "generate"
