@@ -6,6 +6,7 @@ import os
 import signal
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -19,12 +20,8 @@ from oracle.layout import CacheGeometry, read_slots, write_slots
 from oracle.precision import EXACT_COPY
 
 COPY = Convention(source="this test", kv_layout=KVLayout.SHUFFLE_5D, index_dtypes=("int64", "int32"))
-COPIES = Supports(
-    dtypes=("bf16", "uint8"),
-    head_dims=(32,),
-    num_kv_heads=(1, 2),
-    features=frozenset({"skip", "slot_map", "strided"}),
-)
+COPIES = Supports(dtypes=("bf16", "uint8"), head_dims=(32,), num_kv_heads=(1, 2))
+WRITES = replace(COPIES, features=frozenset({"skip", "slot_map", "strided"}))
 ATTENTION = Convention(
     source="this test",
     window=Window(meaning=WindowMeaning.KEYS, off=(0,)),
@@ -54,7 +51,9 @@ def _gather(k_cache: Tensor, v_cache: Tensor, slots: Tensor) -> tuple[Tensor, Te
     return read_slots(k_cache, slots, k), read_slots(v_cache, slots, v)
 
 
-def _write(key: Tensor, value: Tensor, k_cache: Tensor, v_cache: Tensor, slots: Tensor, slot_map: Tensor | None) -> None:
+def _write(
+    key: Tensor, value: Tensor, k_cache: Tensor, v_cache: Tensor, slots: Tensor, slot_map: Tensor | None
+) -> None:
     stored = slots >= 0
     slots = slots[stored].long()
     if slot_map is not None:
@@ -73,7 +72,7 @@ def _gathers(name: str, fault: Callable[..., Any], **supports: Any) -> Any:
         changed = fault(key, value, k_cache, v_cache, slots)
         return (key, value) if changed is None else changed
 
-    supported = Supports(**(vars(COPIES) | supports))
+    supported = replace(COPIES, **supports)
     return declare.kv_gather(name=name, convention=COPY, precision=EXACT_COPY, supports=supported)(gather)
 
 
@@ -163,7 +162,7 @@ def _writes(name: str, fault: Callable[[Tensor, Tensor], None], late: bool = Tru
             _write(key, value, k_cache, v_cache, slots, slot_map)
         fault(k_cache, slots)
 
-    return declare.kv_write(name=name, convention=COPY, precision=EXACT_COPY, supports=COPIES)(write)
+    return declare.kv_write(name=name, convention=COPY, precision=EXACT_COPY, supports=WRITES)(write)
 
 
 def _spills(k_cache: Tensor, slots: Tensor) -> None:

@@ -18,12 +18,27 @@ from fuzz.engine.emulator.value import Value, as_value, constant
 
 # Launch options of compilers: they change speed, not meaning.
 _COMPILER_OPTIONS = frozenset(
-    "num_warps num_stages num_ctas maxnreg waves_per_eu matrix_instr_nonkdim kpack debug warmup stream "
-    "launch_pdl launch_cooperative_grid enable_fp_fusion sanitize_overflow instruction_sched_variant".split()
+    [
+        "num_warps",
+        "num_stages",
+        "num_ctas",
+        "maxnreg",
+        "waves_per_eu",
+        "matrix_instr_nonkdim",
+        "kpack",
+        "debug",
+        "warmup",
+        "stream",
+        "launch_pdl",
+        "launch_cooperative_grid",
+        "enable_fp_fusion",
+        "sanitize_overflow",
+        "instruction_sched_variant",
+    ]
 )
 
 
-class constexpr:  # noqa: N801 - the language's name
+class constexpr:
     """Marks a parameter or a variable as known at compile time. Calling it gives back the plain value."""
 
     def __new__(cls, value: Any) -> Any:

@@ -284,14 +284,14 @@ def _install() -> None:
         there, back = forward(function, name)
         setattr(Value, f"__{python}__", there)
         setattr(Value, f"__r{python}__", back)
-    setattr(Value, "__truediv__", true_divide)
-    setattr(Value, "__rtruediv__", lambda a, b: true_divide(b, a))
+    Value.__truediv__ = true_divide
+    Value.__rtruediv__ = lambda a, b: true_divide(b, a)
     for python in ("lt", "le", "gt", "ge", "eq", "ne"):
         function = getattr(torch, python)
         setattr(Value, f"__{python}__", lambda a, b, function=function: compare(function, a, b))
-    setattr(Value, "__neg__", negate)
-    setattr(Value, "__invert__", invert)
-    setattr(Value, "to", to)
+    Value.__neg__ = negate
+    Value.__invert__ = invert
+    Value.to = to
 
 
 _install()
