@@ -75,10 +75,7 @@ class Python:
 
     def sees_gpu(self) -> bool:
         """Whether its torch imports and finds a CUDA or ROCm device."""
-        return (
-            bool(self.torch)
-            and subprocess.run([self.executable, "-c", SEES_GPU], check=False).returncode == 0
-        )
+        return bool(self.torch) and subprocess.run([self.executable, "-c", SEES_GPU], check=False).returncode == 0
 
 
 @dataclass(frozen=True)
@@ -180,9 +177,7 @@ def runtime(session: nox.Session, own: Python) -> list[str]:
 def without_venv(session: nox.Session) -> Sandbox:
     """Run from the source tree with what is installed: nothing can be fetched."""
     with_torch = [python for python in pythons() if python.torch]
-    python = next((python for python in with_torch if python.sees_gpu()), None) or next(
-        iter(with_torch), None
-    )
+    python = next((python for python in with_torch if python.sees_gpu()), None) or next(iter(with_torch), None)
     if python is None:
         session.error("--no-venv needs a Python with torch: run nox with that Python")
     session.log(f"torch: {python.torch} of {python.executable}")

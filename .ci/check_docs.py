@@ -86,9 +86,7 @@ def command_line_faults() -> list[str]:
     from fuzz import cli
 
     app = next(value for value in vars(cli).values() if isinstance(value, typer.Typer))
-    return differences(
-        documented((ROOT / "docs" / "cli.md").read_text()), implemented(typer.main.get_command(app))
-    )
+    return differences(documented((ROOT / "docs" / "cli.md").read_text()), implemented(typer.main.get_command(app)))
 
 
 def main() -> int:
