@@ -23,7 +23,7 @@ class Location:
 
 
 def user_location() -> Location:
-    """The innermost line of user code on the call stack. Walks frames: call it only when something is found."""
+    """The innermost line of user code on the call stack. Walks frames: only for when something is found."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
         if SOURCE_MARK in frame.f_globals:

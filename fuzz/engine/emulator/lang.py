@@ -18,7 +18,7 @@ from fuzz.engine.emulator.jit import Config, JITFunction, autotune, constexpr, h
 from fuzz.engine.emulator.memory import atomic, load, store
 from fuzz.engine.emulator.operators import arithmetic, bitwise, to, where
 from fuzz.engine.emulator.rewrite import Runtime
-from fuzz.engine.emulator.value import Number, Value
+from fuzz.engine.emulator.value import Value
 
 
 class PropagateNan(StrEnum):
@@ -177,12 +177,28 @@ _NAMES: dict[str, Any] = {
     "tensor": Value,
 }
 
-METHODS = (
-    "abs argmax argmin broadcast_to cast cdiv ceil cos exp exp2 expand_dims floor log log2 max min permute ravel "
-    "reshape rsqrt sigmoid sin split sqrt sum trans view xor_sum"
-).split()
-for _name in METHODS:
+_METHODS = (
+    *("abs", "argmax", "argmin", "broadcast_to", "cast", "cdiv", "ceil", "cos", "exp", "exp2", "expand_dims"),
+    *(
+        "floor",
+        "log",
+        "log2",
+        "max",
+        "min",
+        "permute",
+        "ravel",
+        "reshape",
+        "rsqrt",
+        "sigmoid",
+        "sin",
+        "split",
+    ),
+    *("sqrt", "sum", "trans", "view", "xor_sum"),
+)
+for _name in _METHODS:
     setattr(Value, _name, blocks.as_method(FUNCTIONS[_name]))
+setattr(Value, "__getitem__", blocks.subscript)  # noqa: B010 - the class is completed here, not declared
+setattr(Value, "T", property(blocks.trans))  # noqa: B010
 
 RUNTIME = Runtime(mathematics.minimum, mathematics.maximum)
 

@@ -9,7 +9,7 @@ from torch import Tensor
 from fuzz.engine.emulator.casts import cast, real, unreal
 from fuzz.engine.emulator.dtypes import DType, ScalarType, bfloat16, float16, float32, float64, int8, int32
 from fuzz.engine.emulator.errors import KernelError
-from fuzz.engine.emulator.operators import Operand, _level, arithmetic, divide, operands, true_divide
+from fuzz.engine.emulator.operators import Operand, level, arithmetic, divide, operands, true_divide
 from fuzz.engine.emulator.value import Value, as_value, join_taints
 
 _PIECE = 1 << 14  # elements computed at once: below the size from which torch splits work over threads
@@ -26,7 +26,7 @@ def steady(function: Callable[[Tensor], Tensor], data: Tensor) -> Tensor:
     padding = -flat.numel() % _STEP
     if padding:
         flat = torch.cat([flat, flat.new_zeros(padding)])
-    done = torch.cat([function(piece) for piece in flat.split(_PIECE)])
+    done = torch.cat([function(piece) for piece in torch.split(flat, _PIECE)])
     return done[: data.numel()].reshape(data.shape).to(data.dtype)
 
 
@@ -85,7 +85,7 @@ def _extreme(
 ) -> Callable[..., Any]:
     def apply(x: Operand, y: Operand, propagate_nan: Any = None, **_: Any) -> Value:
         left, right, dtype = operands(widened(x), widened(y))
-        a, b, ndim = _level(left, right)
+        a, b, ndim = level(left, right)
         function = ignoring if dtype.is_floating() and str(propagate_nan) != "all" else keeping
         undefined = join_taints(ndim, left.undefined, right.undefined)
         wrapped = join_taints(ndim, left.wrapped, right.wrapped)
@@ -145,8 +145,8 @@ def dot(
 ) -> Value:
     """Matrix product of [.., M, K] and [.., K, N] plus `acc`: inputs widened to fp32, sums in fp32.
 
-    fp32 inputs keep all their bits, whatever `input_precision`. Every program's product is a matrix product of
-    the same shape, so its bits do not depend on the batch.
+    fp32 inputs keep all their bits, whatever `input_precision`. Every program's product is a matrix product
+    of the same shape, so its bits do not depend on the batch.
     """
     x, y = a.data, b.data
     if len(a.shape) != len(b.shape) or len(a.shape) not in (2, 3) or a.shape[-1] != b.shape[-2]:

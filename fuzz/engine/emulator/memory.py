@@ -16,7 +16,7 @@ from fuzz.engine.emulator.errors import KernelError
 from fuzz.engine.emulator.journal import Access
 from fuzz.engine.emulator.options import MaskedLanes
 from fuzz.engine.emulator.sanitizer import FindingKind, report
-from fuzz.engine.emulator.value import Number, Value, as_value, lift
+from fuzz.engine.emulator.value import Number, Value, as_value, broadcast_shapes, lift
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +51,7 @@ class Buffer:
             high = sum(
                 (size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True)
             )
-        return Buffer(name, element, raw, tensor.storage_offset(), 0, high, storage.data_ptr())
+        return Buffer(name, element, raw, int(tensor.storage_offset()), 0, int(high), storage.data_ptr())
 
     def retyped(self, element: DType) -> Buffer:
         """The same memory seen as elements of another type."""
@@ -178,10 +178,10 @@ def _resolve(
             raise KernelError("a block mask cannot go with a scalar pointer")
         if not bool(mask.data.all()):
             wanted = lift(mask.data, ndim)
-    shape = torch.broadcast_shapes(
+    shape = broadcast_shapes(
         offsets.shape,
         *([] if wanted is None else [wanted.shape]),
-        *([] if like is None else [(like.shape[0], *[1] * (ndim - 1)), lift(like, ndim).shape]),
+        *([] if like is None else [lift(like, ndim).shape]),
     )
     if shape[1:] != offsets.shape[1:]:
         raise KernelError(f"pointers of shape {list(offsets.shape[1:])} cannot serve lanes {list(shape[1:])}")
@@ -234,7 +234,8 @@ def atomic(update: Update) -> Callable[..., Value]:
 
 
 def _repeats(pointer: Value) -> bool:
-    return pointer.data.unique().numel() < pointer.data.numel()
+    ordered = pointer.data.reshape(-1).sort().values
+    return bool((ordered[1:] == ordered[:-1]).any())
 
 
 def _in_turn(pointer: Value, value: Value, mask: Value | Number | None, update: Update) -> Value:

@@ -177,6 +177,12 @@ def lift(data: Tensor, ndim: int) -> Tensor:
     return data.reshape(data.shape[0], *([1] * (ndim - data.ndim)), *data.shape[1:])
 
 
+def broadcast_shapes(*shapes: torch.Size) -> torch.Size:
+    """The common shape."""
+    shape: torch.Size = torch.broadcast_shapes(*shapes)  # type: ignore[no-untyped-call]
+    return shape
+
+
 def join_taints(ndim: int, *taints: Tensor | None) -> Tensor | None:
     """Union of masks, each lifted to `ndim` axes; None if all are None."""
     joined: Tensor | None = None
