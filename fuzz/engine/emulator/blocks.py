@@ -128,7 +128,8 @@ def broadcast_to(x: Value, *shape: Any, **_: Any) -> Value:
 def broadcast(a: Operand, b: Operand, **_: Any) -> tuple[Value, Value]:
     """Both blocks in their common shape."""
     x, y = as_value(a), as_value(b)
-    shape = broadcast_shapes(x.data.shape[1:], y.data.shape[1:])
+    ndim = max(x.data.ndim, y.data.ndim)
+    shape = broadcast_shapes(lift(x.data, ndim).shape, lift(y.data, ndim).shape)[1:]
     return broadcast_to(x, shape), broadcast_to(y, shape)
 
 

@@ -37,7 +37,7 @@ class Access:
     storage: int
     itemsize: int
     index: Tensor
-    shape: torch.Size
+    shape: tuple[int, ...]
     active: Tensor | None
     programs: Tensor
 

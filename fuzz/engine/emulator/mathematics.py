@@ -9,7 +9,7 @@ from torch import Tensor
 from fuzz.engine.emulator.casts import cast, real, unreal
 from fuzz.engine.emulator.dtypes import DType, ScalarType, bfloat16, float16, float32, float64, int8, int32
 from fuzz.engine.emulator.errors import KernelError
-from fuzz.engine.emulator.operators import Operand, level, arithmetic, divide, operands, true_divide
+from fuzz.engine.emulator.operators import Operand, arithmetic, divide, level, operands, true_divide
 from fuzz.engine.emulator.value import Value, as_value, join_taints
 
 _PIECE = 1 << 14  # elements computed at once: below the size from which torch splits work over threads
@@ -82,7 +82,7 @@ def widened(x: Operand) -> Value:
 
 def _extreme(
     name: str, ignoring: Callable[..., Tensor], keeping: Callable[..., Tensor]
-) -> Callable[..., Any]:
+) -> Callable[..., Value]:
     def apply(x: Operand, y: Operand, propagate_nan: Any = None, **_: Any) -> Value:
         left, right, dtype = operands(widened(x), widened(y))
         a, b, ndim = level(left, right)

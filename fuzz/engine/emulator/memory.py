@@ -178,11 +178,10 @@ def _resolve(
             raise KernelError("a block mask cannot go with a scalar pointer")
         if not bool(mask.data.all()):
             wanted = lift(mask.data, ndim)
-    shape = broadcast_shapes(
-        offsets.shape,
-        *([] if wanted is None else [wanted.shape]),
-        *([] if like is None else [lift(like, ndim).shape]),
-    )
+    shape: tuple[int, ...] = offsets.shape
+    for partner in (wanted, None if like is None else lift(like, ndim)):
+        if partner is not None:
+            shape = broadcast_shapes(shape, partner.shape)
     if shape[1:] != offsets.shape[1:]:
         raise KernelError(f"pointers of shape {list(offsets.shape[1:])} cannot serve lanes {list(shape[1:])}")
     offsets = offsets.expand(shape)

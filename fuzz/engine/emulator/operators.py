@@ -44,9 +44,7 @@ def level(a: Value, b: Value) -> tuple[Tensor, Tensor, int]:
     if x.ndim != y.ndim:
         ndim = max(x.ndim, y.ndim)
         x, y = lift(x, ndim), lift(y, ndim)
-    for m, n in zip(x.shape[1:], y.shape[1:], strict=True):
-        if m != n and m != 1 and n != 1:
-            raise KernelError(f"blocks of shapes {list(a.shape)} and {list(b.shape)} do not broadcast")
+    broadcast_shapes(x.shape, y.shape)
     return x, y, x.ndim
 
 
@@ -171,7 +169,21 @@ def divide(name: str, a: Operand, b: Operand) -> Value:
     if negate is not None and name == "div":
         data = torch.where(negate, -data, data)
     wrapped = join_taints(ndim, left.wrapped, right.wrapped)
-    return Value(data, dtype, undefined=undefined, wrapped=wrapped)
+    bounds = _divided(name, left.range(), low) if low == high > 0 else None
+    return Value(data, dtype, undefined=undefined, wrapped=wrapped, bounds=bounds)
+
+
+def _divided(name: str, dividend: Bounds, divisor: int) -> Bounds:
+    """Bounds of // and % by one positive divisor."""
+    low, high = dividend
+    if name == "div":
+        return _truncated(low, divisor), _truncated(high, divisor)
+    return (0 if low >= 0 else 1 - divisor), (0 if high <= 0 else divisor - 1)
+
+
+def _truncated(dividend: int, divisor: int) -> int:
+    quotient = abs(dividend) // divisor
+    return quotient if dividend >= 0 else -quotient
 
 
 def bitwise(name: str, a: Operand, b: Operand) -> Value:
