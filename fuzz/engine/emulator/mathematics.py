@@ -180,9 +180,15 @@ def _any(taint: Tensor | None, shape: torch.Size, axis: int) -> Tensor | None:
 
 
 def _product(x: Tensor, y: Tensor) -> Tensor:
-    """Batched matrix product; every matrix of the batch is multiplied by the same routine."""
+    """Batched matrix product; every matrix of the batch is multiplied by the same routine.
+
+    Torch takes another one for a lone matrix and a vector, so those do not stay alone.
+    """
     programs = max(len(x), len(y))
     lead = (programs, *x.shape[1:-2])
     left = x.expand(*lead, *x.shape[-2:]).reshape(-1, *x.shape[-2:]).contiguous()
     right = y.expand(*lead, *y.shape[-2:]).reshape(-1, *y.shape[-2:]).contiguous()
-    return torch.bmm(left, right).reshape(*lead, x.shape[-2], y.shape[-1])
+    count = len(left)
+    if count == 1 and 1 in (left.shape[1], right.shape[2]):
+        left, right = left.expand(2, -1, -1), right.expand(2, -1, -1)
+    return torch.bmm(left, right)[:count].reshape(*lead, x.shape[-2], y.shape[-1])

@@ -41,11 +41,15 @@ def operands(a: Operand, b: Operand, *, division: bool = False) -> tuple[Value, 
 def level(a: Value, b: Value) -> tuple[Tensor, Tensor, int]:
     """Data of both, of one rank, and that rank. Raises KernelError where the shapes do not broadcast."""
     x, y = a.data, b.data
-    if x.ndim != y.ndim:
-        ndim = max(x.ndim, y.ndim)
-        x, y = lift(x, ndim), lift(y, ndim)
+    m, n = x.ndim, y.ndim
+    if m == 1:
+        return (x if n == 1 else lift(x, n)), y, n
+    if n == 1:
+        return x, lift(y, m), m
+    ndim = m if m >= n else n
+    x, y = lift(x, ndim), lift(y, ndim)
     broadcast_shapes(x.shape, y.shape)
-    return x, y, x.ndim
+    return x, y, ndim
 
 
 _FLOATING: dict[str, Callable[[Tensor, Tensor], Tensor]] = {

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
-from functools import cache
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -146,19 +147,17 @@ class ValueType:
         return not self.shape and self.scalar.is_ptr()
 
 
-@cache
-def _constant(key: str, kind: type, dtype: DType) -> Value:
+@lru_cache(maxsize=4096, typed=True)
+def _constant(number: Number, dtype: DType, sign: float) -> Value:
     from fuzz.engine.emulator.casts import from_number
 
-    number = float.fromhex(key) if kind is float else int(key)
     return from_number(number, dtype)
 
 
 def constant(number: Number, dtype: DType) -> Value:
-    """A number as a scalar of type `dtype`, the same for all programs. Made once for each number and type."""
-    if isinstance(number, float):
-        return _constant(number.hex(), float, dtype)
-    return _constant(str(int(number)), int, dtype)
+    """A number as a scalar of type `dtype`, the same for all programs."""
+    # The sign tells the zeros apart, which are equal as keys.
+    return _constant(number, dtype, 0.0 if number else math.copysign(1.0, number))
 
 
 def as_value(x: Value | Number) -> Value:

@@ -65,7 +65,7 @@ def test_like_programs_run_as_one_batch(programs: ModuleType) -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
 def test_products_do_not_depend_on_the_batch(programs: ModuleType, dtype: torch.dtype) -> None:
-    for m, n, k in [(16, 16, 16), (16, 64, 32), (32, 16, 128)]:
+    for m, n, k in [(16, 16, 16), (16, 64, 32), (32, 16, 128), (1, 1, 256), (16, 1, 128), (1, 16, 64)]:
         a, b = torch.randn(7, m, k).to(dtype), torch.randn(7, n, k).to(dtype)
 
         def run(out: torch.Tensor, m: int = m, n: int = n, k: int = k, a: object = a, b: object = b) -> None:
