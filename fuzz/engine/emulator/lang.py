@@ -253,7 +253,13 @@ def modules() -> dict[str, ModuleType]:
         "tanh": mathematics.tanh,
     }
     libdevice = SubstituteModule("triton.language.extra.libdevice", "libdevice", libdevice_names)
-    extra = SubstituteModule("triton.language.extra", "tl.extra", {"libdevice": libdevice})
+    vendors = {
+        vendor: SubstituteModule(
+            f"triton.language.extra.{vendor}", f"tl.extra.{vendor}", {"libdevice": libdevice}
+        )
+        for vendor in ("cuda", "hip")
+    }
+    extra = SubstituteModule("triton.language.extra", "tl.extra", {"libdevice": libdevice, **vendors})
     language = SubstituteModule(
         "triton.language", "tl", {**FUNCTIONS, **TYPES, **_NAMES, "math": math, "extra": extra}
     )
@@ -271,4 +277,8 @@ def modules() -> dict[str, ModuleType]:
             "next_power_of_2": next_power_of_2,
         },
     )
-    return {module.__name__: module for module in (top, language, math, extra, libdevice)}
+    by_vendor: dict[str, ModuleType] = {
+        f"{module.__name__}.libdevice": libdevice for module in vendors.values()
+    }
+    named = (top, language, math, extra, libdevice, *vendors.values())
+    return {**by_vendor, **{module.__name__: module for module in named}}

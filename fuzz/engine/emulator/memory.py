@@ -12,7 +12,7 @@ from torch import Tensor
 from fuzz.engine.emulator.casts import RAW, cast, from_bits, to_bits
 from fuzz.engine.emulator.context import active
 from fuzz.engine.emulator.dtypes import FROM_TORCH, DType, PointerType, int1, int8
-from fuzz.engine.emulator.errors import KernelError
+from fuzz.engine.emulator.errors import Divergence, KernelError
 from fuzz.engine.emulator.journal import Access
 from fuzz.engine.emulator.options import MaskedLanes
 from fuzz.engine.emulator.sanitizer import FindingKind, report
@@ -187,12 +187,14 @@ def _resolve(
     offsets = offsets.expand(shape)
     wanted = None if wanted is None else wanted.expand(shape)
     lost: Tensor | None = None
-    for taint in (pointer.undefined, mask.undefined if isinstance(mask, Value) else None):
-        if taint is not None:
-            bad = lift(taint, ndim).expand(shape)
-            bad = bad if wanted is None else bad & wanted
-            report(FindingKind.UNDEFINED_ADDRESS, bad, offsets, buffer)
-            lost = bad if lost is None else lost | bad
+    if isinstance(mask, Value) and mask.undefined is not None:
+        lost = lift(mask.undefined, ndim).expand(shape)
+    if pointer.undefined is not None:
+        bad = lift(pointer.undefined, ndim).expand(shape)
+        bad = bad if wanted is None else bad & wanted
+        lost = bad if lost is None else lost | bad
+    if lost is not None:
+        report(FindingKind.UNDEFINED_ADDRESS, lost, offsets, buffer)
     if pointer.wrapped is not None:
         bad = lift(pointer.wrapped, ndim).expand(shape)
         report(FindingKind.INT32_WRAP_ADDRESS, bad if wanted is None else bad & wanted, offsets, buffer)
@@ -217,13 +219,16 @@ Update = Callable[[Value, Value], Value]
 def atomic(update: Update) -> Callable[..., Value]:
     """A read-modify-write function of the language: `update(old, value)` gives the new element.
 
-    Lanes of one program that meet at an address take turns in lane order; programs that meet make the launch
-    run one by one. Returns the old elements.
+    Lanes of one program that meet at an address take turns in lane order, which takes the program out of its
+    batch; programs that meet make the launch run one by one. Returns the old elements.
     """
 
     def apply(pointer: Value, val: Value | Number, mask: Value | Number | None = None, **_: Any) -> Value:
         value = cast(as_value(val), _target(pointer)[1])
-        if not active().journal.enabled and pointer.numel > 1 and _repeats(pointer):
+        if pointer.numel > 1 and _repeats(pointer):
+            programs = active().programs
+            if len(programs) > 1:
+                raise Divergence(torch.arange(len(programs)))
             return _in_turn(pointer, value, mask, update)
         old = load(pointer, mask, None)
         store(pointer, update(old, value), mask)
@@ -233,8 +238,9 @@ def atomic(update: Update) -> Callable[..., Value]:
 
 
 def _repeats(pointer: Value) -> bool:
-    ordered = pointer.data.reshape(-1).sort().values
-    return bool((ordered[1:] == ordered[:-1]).any())
+    """Whether lanes of one program share an address."""
+    ordered = pointer.data.reshape(len(pointer.data), -1).sort(1).values
+    return bool((ordered[:, 1:] == ordered[:, :-1]).any())
 
 
 def _in_turn(pointer: Value, value: Value, mask: Value | Number | None, update: Update) -> Value:

@@ -201,6 +201,8 @@ def bitwise(name: str, a: Operand, b: Operand) -> Value:
     if dtype is int1:
         if name in ("shl", "shr"):
             raise KernelError("shifts do not take booleans")
+        if undefined is not None and name != "xor":
+            undefined = undefined & ~_settled(name, left, ndim) & ~_settled(name, right, ndim)
         return Value(_BITS[name](x, y), dtype, undefined=undefined)
     if name == "shr":
         refuse_large(left)
@@ -213,6 +215,13 @@ def bitwise(name: str, a: Operand, b: Operand) -> Value:
     else:
         data = normalise(_BITS[name](x, y), dtype)
     return Value(data, dtype, undefined=undefined, wrapped=wrapped)
+
+
+def _settled(name: str, a: Value, ndim: int) -> Tensor:
+    """Lanes of a boolean that decide `and` or `or` by themselves: defined, and false or true."""
+    data = lift(a.data, ndim)
+    decides = data if name == "or" else ~data
+    return decides if a.undefined is None else decides & ~lift(a.undefined, ndim)
 
 
 def compare(function: Callable[[Tensor, Tensor], Tensor], a: Operand, b: Operand) -> Value:

@@ -63,6 +63,20 @@ def masked_address(x, out, n, BLOCK: tl.constexpr):
 
 
 @triton.jit
+def undefined_mask(x, out, n, BLOCK: tl.constexpr):
+    lanes = tl.arange(0, BLOCK)
+    flags = tl.load(x + lanes, mask=lanes < n)
+    tl.store(out + lanes, lanes, mask=flags > 100)  # fault: undefined_mask
+
+
+@triton.jit
+def settled_mask(x, out, n, BLOCK: tl.constexpr):
+    lanes = tl.arange(0, BLOCK)
+    flags = tl.load(x + lanes, mask=lanes < n)
+    tl.store(out + lanes, lanes, mask=(lanes < n) & (flags > 100))
+
+
+@triton.jit
 def undefined_branch(x, out, n):
     first = tl.load(x, mask=n > 0)
     if first > 0:  # fault: undefined_branch

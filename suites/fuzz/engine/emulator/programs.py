@@ -70,10 +70,30 @@ def counter(x, tickets, total, BLOCK: tl.constexpr):
 
 
 @triton.jit
+def tally(x, out, BLOCK: tl.constexpr):
+    """Each program counts its own items in its own bins: lanes meet, programs do not."""
+    pid = tl.program_id(0)
+    items = tl.load(x + pid * BLOCK + tl.arange(0, BLOCK))
+    seen = tl.atomic_add(out + pid * 4 + items, 1, mask=items > 0)
+    tl.store(x + pid * BLOCK + tl.arange(0, BLOCK), seen, mask=items > 0)
+
+
+@triton.jit
 def large(out, BLOCK: tl.constexpr):
     pid = tl.program_id(0)
     lanes = tl.arange(0, BLOCK)
     tl.store(out + pid, tl.sum(lanes * pid, axis=0))
+
+
+@triton.jit
+def reinterpret(x, out, flags, narrow, BLOCK: tl.constexpr):
+    """Pointers to other types, booleans in memory, fp8 in memory."""
+    lanes = tl.arange(0, BLOCK)
+    halves = x.to(tl.pointer_type(tl.uint16), bitcast=True)
+    tl.store(out + lanes, tl.load(halves + lanes).to(tl.int32))
+    odd = tl.load(flags + lanes)
+    tl.store(flags + lanes, (lanes > 1) == odd)
+    tl.store(narrow + lanes, tl.where(odd, 3.0e5, -0.3))
 
 
 @triton.heuristics({"EVEN": lambda arguments: arguments["n"] % 2 == 0})

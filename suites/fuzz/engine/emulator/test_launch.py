@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fuzz.engine import emulator
-from fuzz.engine.emulator import Log, Options
+from fuzz.engine.emulator import FindingKind, Fp8Overflow, Log, Options
 
 
 def bits(tensor: torch.Tensor) -> torch.Tensor:
@@ -110,6 +110,19 @@ def test_atomics_take_turns_in_program_order(programs: ModuleType) -> None:
     assert total.tolist() == [17, 17 * (0 + 2 + 4 + 6), 17 * (1 + 3 + 5 + 7)]
 
 
+def test_lanes_of_one_program_take_turns(programs: ModuleType) -> None:
+    items = torch.tensor([[1, 2, 1, 1], [3, 3, 0, 3], [0, 0, 0, 0]], dtype=torch.int32)
+
+    def run(items: torch.Tensor, out: torch.Tensor) -> None:
+        programs.tally[(3,)](items, out, 4)
+
+    out = torch.zeros(3, 4, dtype=torch.int32)
+    both_ways(run, items, out)
+    run(items, out)
+    assert out.tolist() == [[0, 3, 1, 0], [0, 0, 0, 3], [0, 0, 0, 0]]
+    assert items.tolist() == [[0, 0, 1, 2], [0, 1, 0, 2], [0, 0, 0, 0]]
+
+
 def test_memory_budget_splits_batches(programs: ModuleType) -> None:
     expected = torch.arange(100) * (4096 * 4095 // 2)
     for budget, least in [(1 << 30, 2), (64 * 4096 * 10, 10), (1, 100)]:
@@ -148,6 +161,29 @@ def test_compiled_kernel_keeps_what_compilation_fixed(programs: ModuleType) -> N
     assert not torch.equal(first, second)
     with pytest.raises(TypeError, match="takes 3 arguments, got 2"):
         compiled[(1,)](second, None)
+
+
+def test_memory_of_other_types(programs: ModuleType) -> None:
+    x = torch.tensor([0x0002FFFF, -1], dtype=torch.int32)
+    results = {}
+    for overflow in Fp8Overflow:
+        out, flags = torch.zeros(4, dtype=torch.int32), torch.tensor([True, False, True, False])
+        narrow = torch.zeros(4, dtype=torch.uint8).view(torch.float8_e4m3fn)
+        with emulator.session(Options(fp8_overflow=overflow)) as log:
+            programs.reinterpret[(1,)](x, out, flags, narrow, 4)
+        assert log.findings == ()
+        assert out.tolist() == [0xFFFF, 2, 0xFFFF, 0xFFFF]
+        assert flags.tolist() == [False, True, True, False]
+        results[overflow] = narrow.view(torch.uint8).tolist()
+    assert results == {
+        Fp8Overflow.SATURATE: [0x7E, 0xAA, 0x7E, 0xAA],
+        Fp8Overflow.NAN: [0x7F, 0xAA, 0x7F, 0xAA],
+    }
+    with emulator.session() as log:
+        programs.reinterpret[(1,)](x[:1], out, flags, narrow, 4)
+    assert [(f.kind, f.extent, f.indices) for f in log.findings][:1] == [
+        (FindingKind.OUT_OF_BOUNDS_LOAD, (0, 1), (2, 3))
+    ]
 
 
 def test_decorators_supply_arguments(programs: ModuleType) -> None:

@@ -25,6 +25,7 @@ CASES = [
     ("store_past_end", "store_within", FindingKind.OUT_OF_BOUNDS_STORE, "out", (5, 7)),
     ("sum_of_undefined", "sum_of_selected", FindingKind.UNDEFINED_OUTPUT, "out", (0, 0)),
     ("undefined_address", "masked_address", FindingKind.UNDEFINED_ADDRESS, "out", (0, 0)),
+    ("undefined_mask", "settled_mask", FindingKind.UNDEFINED_ADDRESS, "out", (5, 7)),
     ("undefined_branch", "defined_branch", FindingKind.UNDEFINED_BRANCH, None, None),
     ("wrapped_address", "wide_address", FindingKind.INT32_WRAP_ADDRESS, "x", (-(2**31), -(2**31) + 7)),
     ("divide_by_zero", "divide_by_nonzero", FindingKind.INTEGER_DIVISION_BY_ZERO, None, None),
@@ -37,7 +38,7 @@ def arguments(kernel: str) -> tuple[object, ...]:
         return guarded[8:13], torch.zeros(8, dtype=torch.int32), 5, 8
     if kernel.startswith("store"):
         return guarded[8:13], 5, 4
-    if kernel in ("undefined_address", "masked_address"):
+    if kernel in ("undefined_address", "masked_address", "undefined_mask", "settled_mask"):
         return five, torch.zeros(8, dtype=torch.int32), 5, 8
     if kernel.endswith("branch"):
         return five, torch.zeros(8, dtype=torch.int32), 0
