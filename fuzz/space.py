@@ -182,8 +182,8 @@ class Space:
     def pairs(self) -> list[Pair]:
         """Every pair of features that a case could show, in a fixed order."""
         found: list[Pair] = []
-        for (first, labels), (second, others) in combinations(self.dimensions.items(), 2):
-            for a in labels:
+        for (first, some), (second, others) in combinations(self.dimensions.items(), 2):
+            for a in some:
                 for b in others:
                     pair = frozenset({(first, a), (second, b)})
                     if self.excluded(pair) is None:

@@ -25,7 +25,7 @@ kv_gather          (k_cache, v_cache, slots) -> (key, value)
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
@@ -86,7 +86,7 @@ class Supports:
     """distribution whose Triton must compile it; None: the one installed."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, eq=False)
 class Declaration:
     """One target: a callable and everything that is claimed about it."""
 
@@ -94,11 +94,18 @@ class Declaration:
     operation: Operation
     function: Callable[..., Any] = field(repr=False)
     convention: Convention
-    precision: Precision | None
+    precision: Precision | Mapping[str, Precision] | None
+    """One arithmetic, or one by the dtype of the inputs; None: nothing is claimed."""
     supports: Supports
     engines: tuple[Engine, ...]
     unavailable: Callable[[Engine], str | None] = field(repr=False)
     """returns why the target cannot run on an engine here, or None if it can."""
+
+    def precision_for(self, dtype: str) -> Precision:
+        """The arithmetic allowed for inputs of ``dtype``; the loosest honest one where none is declared."""
+        if isinstance(self.precision, Mapping):
+            return self.precision.get(dtype, Precision())
+        return self.precision or Precision()
 
 
 def _available(engine: Engine) -> str | None:
@@ -133,7 +140,7 @@ class _Operation:
         *,
         name: str,
         convention: Convention,
-        precision: Precision | None = None,
+        precision: Precision | Mapping[str, Precision] | None = None,
         supports: Supports | None = None,
         engines: tuple[Engine, ...] = tuple(Engine),
         unavailable: Callable[[Engine], str | None] = _available,

@@ -12,7 +12,7 @@ from fuzz.buffers import Poison
 from fuzz.call import call
 from fuzz.case import Case
 from fuzz.check.result import CheckResult
-from fuzz.check.sanitizer import sanitized
+from fuzz.check.sanitizer import sanitized, sanitizer_results
 from fuzz.check.scratch import overrun, poisoned_allocations
 from fuzz.instance import Instance, build
 from oracle.bits import bits
@@ -53,7 +53,7 @@ def execute(declaration: Declaration, case: Case, poison: Poison, engine: Engine
     before = {name: buffer.image() for name, buffer in instance.buffers.items()}
     engines.synchronize(engine)
     progress("kernel")
-    with poisoned_allocations(poison) as allocated, sanitized(engine) as seen:
+    with poisoned_allocations(poison) as allocated, sanitized(engine) as log:
         outputs = call(declaration, instance)
         engines.synchronize(engine)
     progress("checks")
@@ -65,7 +65,7 @@ def execute(declaration: Declaration, case: Case, poison: Poison, engine: Engine
         before=before,
         after=after,
         overrun=overrun(allocated, poison),
-        sanitizer=tuple(seen),
+        sanitizer=sanitizer_results(log),
     )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from fuzz.buffers import Poison
 from fuzz.call import ResultError, Unsupported
 from fuzz.case import Case
+from fuzz.check.attention import attention_values
 from fuzz.check.copies import gather_values, written_pool
 from fuzz.check.execute import Execution, Progress, execute
 from fuzz.check.memory import (
@@ -95,8 +96,6 @@ def _values(declaration: Declaration, run: Execution) -> CaseResult:
     if declaration.operation is Operation.KV_GATHER:
         result, elements = gather_values(run)
         return CaseResult(checks=(result,), elements=elements)
-    from fuzz.check.attention import attention_values
-
     return attention_values(declaration, run)
 
 

@@ -28,17 +28,13 @@ class PropagateNan(StrEnum):
     ALL = "all"
 
 
-def _load(
-    pointer: Value, mask: Any = None, other: Any = None, boundary_check: Any = (), *_: Any, **__: Any
-) -> Value:
+def _load(pointer: Value, mask: Any = None, other: Any = None, boundary_check: Any = (), *_: Any, **__: Any) -> Value:
     """Elements behind pointers; cache hints mean nothing here."""
     _no_block_pointer(boundary_check)
     return load(pointer, mask, other)
 
 
-def _store(
-    pointer: Value, value: Any, mask: Any = None, boundary_check: Any = (), *_: Any, **__: Any
-) -> None:
+def _store(pointer: Value, value: Any, mask: Any = None, boundary_check: Any = (), *_: Any, **__: Any) -> None:
     """Write elements behind pointers."""
     _no_block_pointer(boundary_check)
     store(pointer, value, mask)
@@ -49,9 +45,7 @@ def _no_block_pointer(boundary_check: Any) -> None:
         raise KernelError("block pointers are not covered by the emulator yet")
 
 
-def _cast(
-    x: Any, dtype: Any, fp_downcast_rounding: str | None = None, bitcast: bool = False, **_: Any
-) -> Value:
+def _cast(x: Any, dtype: Any, fp_downcast_rounding: str | None = None, bitcast: bool = False, **_: Any) -> Value:
     """Conversion of a tensor or number."""
     return to(x if isinstance(x, Value) else Runtime.assigned(x), dtype, fp_downcast_rounding, bitcast)
 
@@ -238,9 +232,7 @@ def modules() -> dict[str, ModuleType]:
     }
     libdevice = SubstituteModule("triton.language.extra.libdevice", "libdevice", libdevice_names)
     extra = SubstituteModule("triton.language.extra", "tl.extra", {"libdevice": libdevice})
-    language = SubstituteModule(
-        "triton.language", "tl", {**FUNCTIONS, **TYPES, **_NAMES, "math": math, "extra": extra}
-    )
+    language = SubstituteModule("triton.language", "tl", {**FUNCTIONS, **TYPES, **_NAMES, "math": math, "extra": extra})
     top = SubstituteModule(
         "triton",
         "triton",
