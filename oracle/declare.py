@@ -118,9 +118,7 @@ def _check_signature(operation: Operation, function: Callable[..., Any]) -> None
     if any(p.kind is p.VAR_KEYWORD for p in parameters.values()):
         return
     missing = [name for name in wanted if name not in parameters]
-    extra = [
-        name for name, p in parameters.items() if name not in wanted and p.default is inspect.Parameter.empty
-    ]
+    extra = [name for name, p in parameters.items() if name not in wanted and p.default is inspect.Parameter.empty]
     if missing or extra:
         problem = f"lacks {', '.join(missing)}" if missing else f"has unknown {', '.join(extra)}"
         raise DeclarationError(

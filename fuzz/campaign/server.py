@@ -89,7 +89,7 @@ class Server:
         here, there = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         arguments = {
             "root": str(Path(fuzz.__path__[0]).resolve().parent),
-            "path": sys.path,
+            "path": [entry for entry in sys.path if isinstance(entry, str)],  # as the import system does
             "control": there.fileno(),
             "driver": os.getpid(),
             "preload": self._preload,

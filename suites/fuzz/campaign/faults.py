@@ -30,6 +30,7 @@ def set_up(setup: dict[str, Any]) -> None:
 
 def misbehave(request: Request, progress: Callable[[str], None]) -> Any:
     value: Any = {}
+    request["progress"] = progress
     for phase in _PHASES:
         progress(phase)
         if phase == request.get("at", "kernel"):
@@ -162,6 +163,19 @@ def leave_threads(request: Request) -> Any:
 
     threading.Thread(target=chatter, daemon=True).start()
     threading.Thread(target=time.sleep, args=(3600,)).start()
+    return nothing(request)
+
+
+@fault
+def report_for_ever(request: Request) -> Any:
+    """A thread that goes on reporting progress of a request that is answered."""
+
+    def report() -> None:
+        while True:
+            request["progress"]("late")
+            time.sleep(0.0005)
+
+    threading.Thread(target=report, daemon=True).start()
     return nothing(request)
 
 

@@ -248,6 +248,14 @@ def test_threads_left_running(worker: Worker) -> None:
     assert worker.run({"do": "nothing"}, LONG).value == pid
 
 
+def test_progress_of_an_earlier_request_does_not_count(worker: Worker) -> None:
+    assert worker.run({"do": "report_for_ever"}, LONG).ok
+    reply = worker.run({"do": "sleep", "seconds": 0.1}, LONG)
+    assert reply.ok
+    assert not reply.fresh
+    assert list(reply.seconds) == ["start", "generate", "kernel", "oracle", "checks"]
+
+
 def test_death_between_requests_is_nobodys(worker: Worker) -> None:
     assert worker.run({"do": "crash_later"}, LONG).ok
     pid = worker.pid
@@ -333,9 +341,7 @@ def test_retire(worker: Worker) -> None:
         ("raise_lines", LONG, Status.EXCEPTION),
     ],
 )
-def test_failure_before_any_kernel_is_the_harness(
-    worker: Worker, do: str, timeout_s: float, status: Status
-) -> None:
+def test_failure_before_any_kernel_is_the_harness(worker: Worker, do: str, timeout_s: float, status: Status) -> None:
     reply = worker.run({"do": do, "at": "generate"}, timeout_s)
     assert reply.status is status
     assert reply.phase == "generate"

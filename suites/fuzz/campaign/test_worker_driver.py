@@ -162,7 +162,5 @@ def test_foreign_modules_of_our_names(tmp_path: Path) -> None:
         "    print(worker.run({'do': 'nothing'}, 10.0).status.value)\n"
     )
     plain = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
-    done = subprocess.run(
-        [sys.executable, "-P", "-c", code], capture_output=True, text=True, cwd=tmp_path, env=plain
-    )
+    done = subprocess.run([sys.executable, "-P", "-c", code], capture_output=True, text=True, cwd=tmp_path, env=plain)
     assert done.stdout == "ok\n", done.stderr
