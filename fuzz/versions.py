@@ -12,6 +12,8 @@ import torch
 
 PRODUCT = "attn-oracle"
 AITER = "amd-aiter"
+_TRITON = ("triton", "pytorch-triton", "pytorch-triton-rocm", "triton-rocm")
+"""Distributions of Triton: its own, and those that builds of torch have brought with them."""
 
 
 def versions() -> dict[str, str | None]:
@@ -20,7 +22,7 @@ def versions() -> dict[str, str | None]:
         PRODUCT: _own(),
         "python": platform.python_version(),
         "torch": str(torch.__version__),
-        "triton": installed("triton"),
+        "triton": next((found for name in _TRITON if (found := installed(name))), None),
         "sglang": installed("sglang"),
         AITER: installed(AITER),
         "gpu": gpu_name(),
