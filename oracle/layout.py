@@ -66,10 +66,10 @@ class CacheGeometry:
         for name in ("heads", "page_size", "dim"):
             _require(getattr(self, name) >= 1, f"{name}: {getattr(self, name)}, allowed are integers >= 1")
         x = vector_width(self.dtype)
-        if self.layout is KVLayout.SHUFFLE_5D:
-            if self.role is Role.K:
+        if self.layout == KVLayout.SHUFFLE_5D:
+            if self.role == Role.K:
                 self._require_multiple("dim", self.dim, x)
-            elif self.v_layout is VLayout.V5D:
+            elif self.v_layout == VLayout.V5D:
                 self._require_multiple("page_size", self.page_size, x)
 
     def _require_multiple(self, name: str, value: int, x: int) -> None:

@@ -1,8 +1,8 @@
 """Reproducible values: Philox4x32-10 in integers, and distributions read from it through exact tables.
 
 Philox is counter-based (Salmon, Moraes, Dror, Shaw: "Parallel random numbers: as easy as 1, 2, 3", SC11):
-block i of a stream is a pure function of (seed, stream, i). Everything here is integer arithmetic up to a last,
-exact conversion, so that the values are the same on every machine, device and version of torch or NumPy.
+block i of a stream is a pure function of (seed, stream, i). Everything here is integer arithmetic up to a
+last, exact conversion: the values are the same on every machine, device and version of torch or NumPy.
 
 A seed and a stream are integers in [0, 2^64): the seed is the key, the stream the upper half of the counter,
 and the lower half counts blocks of four 32-bit words. Two functions that read one stream give correlated
@@ -26,7 +26,7 @@ _MASK = 0xFFFFFFFF
 _ROUNDS = 10
 _MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
 _KEY_STEPS = (0x9E3779B9, 0xBB67AE85)
-# Words made at a time: few enough for a CPU's cache, enough to fill an accelerator.
+# Words made at a time, whole blocks: few enough for a CPU's cache, enough to fill an accelerator.
 _CHUNK_CPU = 1 << 16
 _CHUNK_DEVICE = 1 << 24
 
@@ -34,8 +34,8 @@ _CHUNK_DEVICE = 1 << 24
 def philox4x32(counter: Sequence[Any], key: tuple[int, int]) -> list[Any]:
     """Ten rounds on four arrays of 32-bit counter words: NumPy uint64, or torch int64 on any device.
 
-    Returns four arrays of the same type. A product of two words fills 64 bits; in int64 it wraps, which leaves
-    every bit in place, and the mask after the shift drops the copies of the sign.
+    Returns four arrays of the same type. A product of two words fills 64 bits; in int64 it wraps, which
+    leaves every bit in place, and the mask after the shift drops the copies of the sign.
     """
     c0, c1, c2, c3 = counter
     k0, k1 = key

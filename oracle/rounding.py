@@ -6,6 +6,7 @@ half-ulp of slack, and where it is far below the spacing of the dtype the compar
 """
 
 from dataclasses import dataclass
+from functools import cache
 
 import torch
 from torch import Tensor
@@ -83,28 +84,31 @@ def interval(
     if overflow is Overflow.NAN:
         raise ValueError("no interval under Overflow.NAN: a value that overflows compares with nothing")
     radius = torch.as_tensor(bound, dtype=torch.float64, device=expected.device).expand(expected.shape)
-    unordered = expected.isnan()
-    if bool((~(radius >= 0) & ~unordered).any()):
+    if bool((~(radius >= 0) & ~expected.isnan()).any()):
         raise ValueError("bound: negative or NaN, allowed are numbers >= 0 and inf")
-    low, high = _difference_down(expected, radius), -_difference_down(-expected, radius)
-    infinite, vacuous = expected.isinf(), radius.isinf()
-    ends = []
-    for end, limit in ((low, -torch.inf), (high, torch.inf)):
-        end = torch.where(infinite, expected, end)
-        end = end.masked_fill(vacuous, limit).masked_fill(unordered, torch.nan)
-        ends.append(round_to(end, dtype, overflow))
-    return ends[0], ends[1]
+    low, high = _difference_down(expected, radius), _difference_down(-expected, radius).neg_()
+    if not bool((expected.isfinite() & radius.isfinite()).all()):
+        infinite, vacuous, unordered = expected.isinf(), radius.isinf(), expected.isnan()
+        for end, limit in ((low, -torch.inf), (high, torch.inf)):
+            end[infinite] = expected[infinite]
+            end.masked_fill_(vacuous, limit).masked_fill_(unordered, torch.nan)
+    return round_to(low, dtype, overflow), round_to(high, dtype, overflow)
 
 
 def _difference_down(a: Tensor, b: Tensor) -> Tensor:
-    """The greatest float64 not above the exact a - b, or the one below it (error term: Knuth's TwoSum).
+    """The greatest float64 not above the exact a - b (exactness from the error term of Knuth's TwoSum).
 
     Float64 rounds the ends of an interval too; inward, it could push an end across a midpoint of the dtype.
     """
     difference = a - b
     b_part = a - difference
-    error = (a - (difference + b_part)) - (b - b_part)
-    return torch.where(error < 0, difference.nextafter(torch.full_like(difference, -torch.inf)), difference)
+    error = (difference + b_part).sub_(a).neg_().sub_(b_part.neg_().add_(b))
+    return torch.where(error < 0, difference.nextafter(_minus_infinity(a.device)), difference)
+
+
+@cache
+def _minus_infinity(device: torch.device) -> Tensor:
+    return torch.tensor(-torch.inf, dtype=torch.float64, device=device)
 
 
 def inside(out: Tensor, low: Tensor, high: Tensor) -> Tensor:
