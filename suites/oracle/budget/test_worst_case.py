@@ -57,9 +57,9 @@ LOOSENINGS: list[tuple[dict[str, Any], dict[str, Any]]] = [
 ]
 
 
-def close(a: torch.Tensor, b: torch.Tensor) -> bool:
+def close(a: torch.Tensor, b: torch.Tensor, size: float = 0.0) -> bool:
     """Equal but for the slack against float64's cancellation in the spread, which depends on the block."""
-    return bool(torch.isclose(a, b, rtol=1e-5, atol=0).all())
+    return bool(torch.isclose(a, b, rtol=1e-5, atol=1e-6 * size).all())
 
 
 @settings(max_examples=80, deadline=None)
@@ -69,8 +69,9 @@ def test_loosening_a_field_never_shrinks_a_bound(
 ) -> None:
     case, dtype, _ = problem(seed, largest=40)
     before, after = (worst_case(case, replace(STRICT, **fields), input_dtype=dtype) for fields in loosening)
-    assert bool((after.out >= before.out * (1 - 1e-12)).all())
-    assert bool((after.lse >= before.lse * (1 - 1e-12)).all())
+    # Of a spread near 0, float64 leaves some noise.
+    assert bool((after.out >= before.out * (1 - 1e-9)).all())
+    assert bool((after.lse >= before.lse * (1 - 1e-9)).all())
 
 
 @pytest.mark.parametrize("loosening", LOOSENINGS, ids=lambda pair: ",".join(pair[1]))
@@ -93,8 +94,9 @@ def test_each_loosening_matters_somewhere(loosening: tuple[dict[str, Any], dict[
 def test_bounds_do_not_depend_on_the_blocks(seed: int, block: int) -> None:
     case, dtype, _ = problem(seed)
     whole, parts = (worst_case(case, input_dtype=dtype, block_logits=b) for b in (1 << 30, block))
-    for name in ("out", "lse", "reach"):
-        assert close(getattr(whole, name), getattr(parts, name))
+    assert close(whole.out, parts.out, float(whole.reach.max()))
+    assert close(whole.lse, parts.lse)
+    assert torch.equal(whole.reach, parts.reach)
     assert torch.equal(whole.keys, parts.keys)
 
 
@@ -114,7 +116,7 @@ def test_bounds_do_not_depend_on_the_order_of_keys(seed: int) -> None:
         v_descale=_ordered(case.v_descale, order),
     )
     a, b = (worst_case(p, input_dtype=dtype) for p in (given_order, shuffled))
-    assert close(a.out, b.out)
+    assert close(a.out, b.out, float(a.reach.max()))
     assert close(a.lse, b.lse)
 
 
