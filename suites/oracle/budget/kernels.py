@@ -47,6 +47,8 @@ class Choices:
     order: str = "ascending"
     base_two: bool = False
     scale_query: bool = False
+    fused_argument: bool = False
+    """The scale is applied in the exponential's argument, fma(s, scale, -(m * scale)), where that can be."""
     reciprocal: bool = False
     unit: str = "blas"
     q_cast: str | None = None
@@ -191,6 +193,13 @@ class _Call:
             self.visible &= key > position - problem.window
         self.unit = torch.tensor(LOG2E if choices.base_two else 1.0, dtype=torch.float32)
         self.sink = None if problem.sinks is None else (problem.sinks.float() * self.unit).view(-1, 1)
+        early_sink = self.sink is not None and choices.sink == "initial"
+        fused = (
+            choices.fused_argument and problem.soft_cap is None and not choices.scale_query and not early_sink
+        )
+        self.scale = torch.tensor(problem.scale, dtype=torch.float32) * self.unit
+        # What is left to multiply logits by: everything, or nothing.
+        self.later = self.scale if fused else None
 
     def logits(self, keys: slice) -> Tensor:
         c, k = self.c, self.k[:, keys]
@@ -202,7 +211,8 @@ class _Call:
             s = cast(q.unsqueeze(2) * k.unsqueeze(1), c.qk_product).sum(-1)
         else:
             s = multiply(q, k.transpose(1, 2), c.unit)
-        s = s * (self.q_scale * self.k_scale[..., keys] * (1.0 if c.scale_query else factor))
+        done = c.scale_query or self.later is not None
+        s = s * (self.q_scale * self.k_scale[..., keys] * (1.0 if done else factor))
         if capped:
             cap = torch.tensor(self.p.soft_cap, dtype=torch.float32)
             noise = (torch.rand(s.shape, generator=self.generator) * 2 - 1) * c.tanh_noise
@@ -253,9 +263,9 @@ class _Call:
             s = self.logits(keys)
             raised = torch.maximum(m, s.amax(-1))
             shift = raised.masked_fill(raised == -math.inf, 0.0)
-            keep = self.exp(m - shift) if c.rescale else torch.ones_like(m)
+            keep = self.exp(self.scaled(m - shift)) if c.rescale else torch.ones_like(m)
             lean = torch.sign(self.v[:, keys, 0]).unsqueeze(1)
-            weight = self.exp(s - shift.unsqueeze(-1), lean)
+            weight = self.exp(self.argument(s, shift.unsqueeze(-1)), lean)
             rounded = cast(weight * c.p_scale, c.p_dtype, truncate=c.p_truncated)
             summed = rounded / c.p_scale if c.sum_rounded else weight
             total = total * keep + summed.sum(-1)
@@ -264,12 +274,21 @@ class _Call:
             m = raised
         if c.p_dtype is not None or c.p_scale != 1:
             acc = acc / c.p_scale
-        shift = m.masked_fill(m == -math.inf, 0.0)
+        shift = self.scaled(m.masked_fill(m == -math.inf, 0.0))
         lse = self.log(total) + shift
         if with_sink and self.sink is not None:
             total = total + (torch.exp2 if c.base_two else torch.exp)(self.sink - shift)
         total = total.masked_fill(total == 0, 1.0).unsqueeze(-1)
         return (acc * (1 / total) if c.reciprocal else acc / total), lse
+
+    def scaled(self, m: Tensor) -> Tensor:
+        return m if self.later is None else m * self.later
+
+    def argument(self, s: Tensor, m: Tensor) -> Tensor:
+        """Scaled s - m: plainly, or as one fused multiply-add (float64 holds products of float32)."""
+        if self.later is None:
+            return s - m
+        return (s.double() * self.later.double() - self.scaled(m).double()).float()
 
     def tiles(self, start: int, stop: int) -> list[slice]:
         tiles = [slice(i, min(i + self.c.tile, stop)) for i in range(start, stop, self.c.tile)]

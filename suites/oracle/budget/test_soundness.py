@@ -10,9 +10,11 @@ import torch
 from oracle.attention import solve
 from oracle.budget.judge import judge
 from oracle.budget.worst_case import worst_case
+from oracle.precision import Precision
+from oracle.problem import Problem
 from oracle.verdict import Verdict
 from suites.oracle.budget.inputs import picker, problem
-from suites.oracle.budget.kernels import UNITS, Choices, run
+from suites.oracle.budget.kernels import DTYPES, UNITS, Choices, run
 
 
 def choices(seed: int, input_dtype: str) -> Choices:
@@ -34,6 +36,7 @@ def choices(seed: int, input_dtype: str) -> Choices:
         order=pick("ascending", "descending", "random"),
         base_two=pick(True, False),
         scale_query=pick(True, False),
+        fused_argument=pick(True, False),
         reciprocal=pick(True, False),
         unit=pick(*UNITS) if input_dtype != "fp32" else pick("blas", "chain", "reverse_chain"),
         q_cast=pick(None, None, None, "bf16", "e4m3fn"),
@@ -117,6 +120,22 @@ def test_an_ordinary_kernel_comes_near_its_bound() -> None:
     worst = [measure(seed, plain(choices(seed, problem(seed)[1])))["worst"] for seed in range(1000, 1052)]
     assert median(worst) > 0.05
     assert max(worst) > 0.3
+
+
+@pytest.mark.parametrize("dtype", ["bf16", "fp16", "fp32"])
+@pytest.mark.parametrize("n", [40, 700])
+def test_torch_attention_is_within_its_bounds(dtype: str, n: int) -> None:
+    """A kernel that is not ours: torch's on the CPU, which casts weights to the dtype of the input."""
+    gen = torch.Generator().manual_seed(n)
+    q, k, v = (torch.randn(n, 4, 32, generator=gen).to(DTYPES[dtype]) for _ in range(3))
+    case = Problem(q=q, k=k, v=v, q_lens=(n,), kv_lens=(n,), scale=32**-0.5)
+    out = torch.nn.functional.scaled_dot_product_attention(
+        *(x.transpose(0, 1).unsqueeze(0) for x in (q, k, v)), is_causal=True
+    )
+    precision = Precision(source="its source", qk_product=None, row_sum_of_rounded_p=False)
+    bounds = worst_case(case, precision, input_dtype=dtype)
+    judgement = judge(out[0].transpose(0, 1), None, solve(case), bounds, out_dtype=dtype, precision=precision)
+    assert judgement.verdict is Verdict.PASS, judgement
 
 
 @pytest.mark.slow
