@@ -296,9 +296,7 @@ class _Work:
             cap=problem.soft_cap,
         )
 
-    def run(
-        self, ranges: KeyRanges, plan: Sequence[QueryBlock], blocks: Blocks, out: Tensor, lse: Tensor
-    ) -> None:
+    def run(self, ranges: KeyRanges, plan: Sequence[QueryBlock], blocks: Blocks, out: Tensor, lse: Tensor) -> None:
         """Fill out [B, queries, heads, group, D_v] and lse [B, queries, heads, group], block by block."""
         count = self.q.shape[0]
         at_once = count if self.requests > 1 else min(blocks.heads, count)
@@ -330,9 +328,7 @@ class _Work:
             flawed=None if self.flaws is None else values.new_zeros(heads, rows, 3 * self.dim_v),
         )
 
-    def _add(
-        self, sums: _Sums, q: Tensor, heads: slice, keys: slice, hidden: Tensor | None, memory: Tensor
-    ) -> None:
+    def _add(self, sums: _Sums, q: Tensor, heads: slice, keys: slice, hidden: Tensor | None, memory: Tensor) -> None:
         """Add one block of keys. hidden [B, queries, keys] marks the pairs that are not visible (None: all are)."""
         k_t, v = self.k_t[heads, :, keys], self.v[heads, keys]
         shape = (q.shape[0], q.shape[1], k_t.shape[2])

@@ -75,8 +75,7 @@ class CacheGeometry:
     def _require_multiple(self, name: str, value: int, x: int) -> None:
         _require(
             value % x == 0,
-            f"{name}: {value}, allowed are multiples of x = {x} for {self.role} in {self.layout} "
-            f"of {self.dtype}",
+            f"{name}: {value}, allowed are multiples of x = {x} for {self.role} in {self.layout} of {self.dtype}",
         )
 
     @property
@@ -217,9 +216,7 @@ def write_slots(cache: Tensor, slots: Tensor, values: Tensor, geometry: CacheGeo
     index = element_index(slots.to(cache.device), geometry, cache.stride())
     _require_tensor("values", values, tuple(index.shape), geometry.dtype)
     distinct = len(torch.unique(slots))
-    _require(
-        distinct == len(slots), f"slots: {len(slots)} given, {distinct} distinct, allowed is each one once"
-    )
+    _require(distinct == len(slots), f"slots: {len(slots)} given, {distinct} distinct, allowed is each one once")
     _flat(cache)[index] = bits(values).to(cache.device)
 
 

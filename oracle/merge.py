@@ -20,7 +20,9 @@ def merge_states(outs: Tensor, lses: Tensor, base: LseBase = LseBase.NATURAL) ->
     Raises ValueError if the shapes do not belong together.
     """
     if outs.ndim < 2 or outs.shape[:-1] != lses.shape:
-        raise ValueError(f"lses: allowed is {list(outs.shape[:-1])}, outs without its last axis; got {list(lses.shape)}")
+        raise ValueError(
+            f"lses: allowed is {list(outs.shape[:-1])}, outs without its last axis; got {list(lses.shape)}"
+        )
     if not outs.shape[0]:
         raise ValueError("outs: allowed is at least one state, got 0")
     lses = lses.double()

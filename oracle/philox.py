@@ -120,9 +120,7 @@ def _generate(
     for start in range(0, words, chunk):
         stop = min(start + chunk, words)
         blocks = range(start // 4, -(-stop // 4))
-        out[start * per_word : stop * per_word] = convert(
-            _words(seed, stream, blocks, device)[: stop - start]
-        )
+        out[start * per_word : stop * per_word] = convert(_words(seed, stream, blocks, device)[: stop - start])
     return out
 
 
@@ -141,9 +139,7 @@ def _words(seed: int, stream: int, blocks: range, device: torch.device) -> Tenso
 
 
 def _bytes_of_words(words: Tensor) -> Tensor:
-    return (
-        torch.stack([words >> shift & 0xFF for shift in (0, 8, 16, 24)], dim=-1).to(torch.uint8).reshape(-1)
-    )
+    return torch.stack([words >> shift & 0xFF for shift in (0, 8, 16, 24)], dim=-1).to(torch.uint8).reshape(-1)
 
 
 # A word's bits, from the top: step in the table, place within the step, sign.

@@ -187,9 +187,7 @@ def _check_lengths(p: Problem) -> None:
     if len(p.kv_lens) != len(p.q_lens):
         raise ProblemError(f"kv_lens: allowed is one length per request ({len(p.q_lens)}), got {len(p.kv_lens)}")
     if len(p.contexts) != len(p.q_lens):
-        raise ProblemError(
-            f"context_lens: allowed is one length per request ({len(p.q_lens)}), got {len(p.contexts)}"
-        )
+        raise ProblemError(f"context_lens: allowed is one length per request ({len(p.q_lens)}), got {len(p.contexts)}")
     _require(sum(p.q_lens) == p.q.shape[0], "q_lens", f"a sum of q's {p.q.shape[0]} tokens", p.q_lens)
     _require(sum(p.kv_lens) == p.k.shape[0], "kv_lens", f"a sum of k's {p.k.shape[0]} tokens", p.kv_lens)
     fits = all(n <= length for n, length in zip(p.kv_lens, p.contexts, strict=True))
@@ -214,8 +212,7 @@ def _check_numbers(p: Problem) -> None:
     )
     sinks = p.sinks
     _require(
-        sinks is None
-        or (isinstance(sinks, Tensor) and sinks.is_floating_point() and sinks.shape == p.q.shape[1:2]),
+        sinks is None or (isinstance(sinks, Tensor) and sinks.is_floating_point() and sinks.shape == p.q.shape[1:2]),
         "sinks",
         f"None or a floating tensor [{p.q.shape[1]}]",
         sinks,

@@ -106,9 +106,7 @@ def judge(
     # The last factor covers the two roundings of the change of base.
     radius = bounds.lse * (unit * (1 + 2.0**-50))
     rows = _Values("lse", lse.to(where), solution.lse * unit, radius, bounds.lse >= VACUOUS_LSE)
-    lse_tally = _tally(
-        rows, format_named(precision.lse_dtype), Rounding.NEAREST_EVEN, empty, expected_empty_lse
-    )
+    lse_tally = _tally(rows, format_named(precision.lse_dtype), Rounding.NEAREST_EVEN, empty, expected_empty_lse)
     return Judgement(worst((tally.verdict, lse_tally.verdict)), tally, lse_tally)
 
 
@@ -123,9 +121,7 @@ class _Values:
     vacuous: Tensor
 
 
-def _tally(
-    values: _Values, fmt: Format, rounding: Rounding, empty: Tensor, expected_empty: float | None
-) -> Tally:
+def _tally(values: _Values, fmt: Format, rounding: Rounding, empty: Tensor, expected_empty: float | None) -> Tally:
     actual, expected = values.actual, values.expected
     if actual.dtype != fmt.dtype:
         raise TypeError(f"{values.name}: allowed is {fmt.dtype}, got {actual.dtype}")
@@ -162,8 +158,7 @@ def _passes(actual: Tensor, expected: Tensor, bound: Tensor, rounding: Rounding)
     if rounding is Rounding.TOWARD_ZERO:
         # One step of float64 outward covers the rounding of these ends themselves.
         low, high = (
-            _truncate((numbers + side * bound).nextafter(numbers + side * math.inf), actual.dtype)
-            for side in (-1, 1)
+            _truncate((numbers + side * bound).nextafter(numbers + side * math.inf), actual.dtype) for side in (-1, 1)
         )
     accepted = inside(actual, low, high)
     seen = widen(actual)

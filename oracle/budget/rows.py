@@ -104,9 +104,7 @@ def bound_rows(rows: Rows, arithmetic: Arithmetic, lse_includes_sink: bool) -> t
     out = _out_bound(rows, weights, sums, arithmetic)
     lse = _lse_bound(weights, sums, arithmetic, lse_includes_sink)
     # Not a number: infinite logits or errors, about which nothing can be said.
-    return out.nan_to_num(nan=math.inf, posinf=math.inf), lse.nan_to_num(
-        nan=math.inf, posinf=math.inf
-    ).squeeze(-1)
+    return out.nan_to_num(nan=math.inf, posinf=math.inf), lse.nan_to_num(nan=math.inf, posinf=math.inf).squeeze(-1)
 
 
 def _logits(rows: Rows, a: Arithmetic) -> tuple[Tensor, Tensor]:
@@ -159,9 +157,7 @@ def _soft_cap(s: Tensor, error: Tensor, cap: float, tanh_error: float) -> tuple[
     capped = (s / cap).tanh().mul_(cap)
     up = ((s + error) / cap).tanh().mul_(cap).sub_(capped)
     down = capped - ((s - error) / cap).tanh().mul_(cap)
-    return capped, torch.maximum(up, down).add_(capped.abs() * (_CAP * UNIT)).add_(
-        cap * (tanh_error + 2.0**-50)
-    )
+    return capped, torch.maximum(up, down).add_(capped.abs() * (_CAP * UNIT)).add_(cap * (tanh_error + 2.0**-50))
 
 
 @dataclass(frozen=True, eq=False)
@@ -366,9 +362,7 @@ def _sum_errors(a: Arithmetic) -> tuple[Tensor, Tensor]:
     if p.row_sum_of_rounded_p is not False:
         # Rounded weights may be summed by the matrix unit, as one more column of the values.
         weights = torch.maximum(weights, values)
-    return torch.as_tensor(numerator), torch.as_tensor(
-        compound(weights, gamma(2 * a.rescales + _MERGE + levels))
-    )
+    return torch.as_tensor(numerator), torch.as_tensor(compound(weights, gamma(2 * a.rescales + _MERGE + levels)))
 
 
 def _partial_rounding(rows: Rows, a: Arithmetic) -> tuple[Tensor, float]:

@@ -65,13 +65,9 @@ def worst_case(
         bounds.keys[start : problem.q_starts[index + 1]] = request.hi - request.lo
         for span, rows in request.blocks(limit):
             tokens = slice(start + span.start, start + span.stop)
-            error, lse_error = bound_rows(
-                rows, Arithmetic(precision, input_dtype, rows.count), lse_includes_sink
-            )
+            error, lse_error = bound_rows(rows, Arithmetic(precision, input_dtype, rows.count), lse_includes_sink)
             bounds.out[tokens] = _by_token(error.masked_fill_(rows.count == 0, 0.0), problem.group)
-            bounds.lse[tokens] = _by_token(
-                lse_error.masked_fill_(rows.count.squeeze(1) == 0, 0.0), problem.group
-            )
+            bounds.lse[tokens] = _by_token(lse_error.masked_fill_(rows.count.squeeze(1) == 0, 0.0), problem.group)
             bounds.reach[tokens] = _by_token(rows.reach, problem.group)
     return bounds
 
@@ -138,11 +134,7 @@ _STAGES: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
 
 def _by_token(block: Tensor, group: int) -> Tensor:
     """[h, tokens * group, ...] as [tokens, h * group, ...]."""
-    return (
-        block.reshape(block.shape[0], block.shape[1] // group, group, *block.shape[2:])
-        .transpose(0, 1)
-        .flatten(1, 2)
-    )
+    return block.reshape(block.shape[0], block.shape[1] // group, group, *block.shape[2:]).transpose(0, 1).flatten(1, 2)
 
 
 @dataclass(frozen=True, eq=False)
@@ -195,9 +187,7 @@ class _Request:
             lo=lo,
             hi=hi,
             reach=_range_max(v.abs(), lo, hi).repeat_interleave(group, 1),
-            sinks=None
-            if problem.sinks is None
-            else problem.sinks.double().to(problem.device).view(-1, group),
+            sinks=None if problem.sinks is None else problem.sinks.double().to(problem.device).view(-1, group),
             soft_cap=problem.soft_cap,
             group=group,
         )

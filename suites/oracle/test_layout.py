@@ -46,9 +46,7 @@ every_form = pytest.mark.parametrize(("layout", "role", "v_layout"), FORMS, ids=
 every_dtype = pytest.mark.parametrize("dtype", DTYPES, ids=str)
 
 
-def geometry_of(
-    layout: KVLayout, role: Role, v_layout: VLayout, dtype: torch.dtype = torch.bfloat16
-) -> CacheGeometry:
+def geometry_of(layout: KVLayout, role: Role, v_layout: VLayout, dtype: torch.dtype = torch.bfloat16) -> CacheGeometry:
     return CacheGeometry(layout, role, 3, 2, 16, 32, dtype, v_layout)
 
 
@@ -99,9 +97,7 @@ def test_vector_width_is_sixteen_bytes() -> None:
 
 @every_form
 @every_dtype
-def test_pack_unpack_and_single_slots(
-    layout: KVLayout, role: Role, v_layout: VLayout, dtype: torch.dtype
-) -> None:
+def test_pack_unpack_and_single_slots(layout: KVLayout, role: Role, v_layout: VLayout, dtype: torch.dtype) -> None:
     g = geometry_of(layout, role, v_layout, dtype)
     linear = any_bits((g.num_slots, g.heads, g.dim), dtype)
     cache = pack(linear, g)
@@ -273,15 +269,11 @@ def test_misuse_is_refused_in_one_line() -> None:
         element_index(torch.tensor([1.0]), g)
     with pytest.raises(LayoutError, match=r"^slots: torch\.int64 of shape \(\), allowed is"):
         read_slots(cache, torch.tensor(1), g)
-    with pytest.raises(
-        LayoutError, match=r"^values: torch\.bfloat16 of shape \[2, 2, 32\], allowed is .*\[1, 2"
-    ):
+    with pytest.raises(LayoutError, match=r"^values: torch\.bfloat16 of shape \[2, 2, 32\], allowed is .*\[1, 2"):
         write_slots(cache, torch.tensor([4]), linear[:2], g)
     with pytest.raises(LayoutError, match=r"^linear: torch\.float16 of shape .* allowed is torch\.bfloat16"):
         pack(linear.half(), g)
-    with pytest.raises(
-        LayoutError, match=r"^cache: .* of shape \[48, 2, 32\], allowed is .* \[3, 2, 4, 16, 8\]$"
-    ):
+    with pytest.raises(LayoutError, match=r"^cache: .* of shape \[48, 2, 32\], allowed is .* \[3, 2, 4, 16, 8\]$"):
         unpack(linear, g)
 
 

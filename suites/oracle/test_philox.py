@@ -246,6 +246,4 @@ def test_a_gpu_gives_the_same_values() -> None:
     assert torch.equal(philox.bytes_(*key, 100001, "cuda").cpu(), philox.bytes_(*key, 100001))
     assert torch.equal(philox.normal(*key, (11, 9091), "cuda").cpu(), philox.normal(*key, (11, 9091)))
     assert torch.equal(philox.permutation(*key, 5000, "cuda").cpu(), philox.permutation(*key, 5000))
-    assert torch.equal(
-        philox.uniform_int(*key, 5000, -9, 9, "cuda").cpu(), philox.uniform_int(*key, 5000, -9, 9)
-    )
+    assert torch.equal(philox.uniform_int(*key, 5000, -9, 9, "cuda").cpu(), philox.uniform_int(*key, 5000, -9, 9))

@@ -53,9 +53,7 @@ def test_every_half_value_and_midpoint(dtype: torch.dtype, negative: bool) -> No
 def test_no_double_rounding(dtype: torch.dtype, ulp: float) -> None:
     for tiny in (2.0**-25, 2.0**-40, 2.0**-52):
         x = 1 + ulp / 2 + tiny
-        assert (
-            np.float32(x) == 1 + ulp / 2 or tiny == 2.0**-25
-        )  # float32 falls on the midpoint, or next to it
+        assert np.float32(x) == 1 + ulp / 2 or tiny == 2.0**-25  # float32 falls on the midpoint, or next to it
         assert widen(round_to(f64(x, -x), dtype)).tolist() == [1 + ulp, -1 - ulp]
         x = 1 + 3 * ulp / 2 - tiny
         assert widen(round_to(f64(x), dtype)).tolist() == [1 + ulp]
@@ -254,7 +252,5 @@ def test_a_gpu_rounds_alike(dtype: torch.dtype) -> None:
     middle = (values[:-1] + values[1:]) / 2
     x = torch.cat([values, middle, middle.nextafter(f64(INF)), middle.nextafter(f64(0))])
     assert bit_equal(round_to(x.cuda(), dtype).cpu(), round_to(x, dtype)).all()
-    for ours, theirs in zip(
-        interval(x, 0.01 * x, dtype), interval(x.cuda(), 0.01 * x.cuda(), dtype), strict=True
-    ):
+    for ours, theirs in zip(interval(x, 0.01 * x, dtype), interval(x.cuda(), 0.01 * x.cuda(), dtype), strict=True):
         assert bit_equal(ours, theirs.cpu()).all()

@@ -33,7 +33,5 @@ def test_nothing_checked_is_not_a_pass() -> None:
 
 
 def test_kinds_and_verdicts_need_no_torch() -> None:
-    code = (
-        "import sys, oracle.kinds, oracle.verdict; sys.exit('torch' in sys.modules or 'numpy' in sys.modules)"
-    )
+    code = "import sys, oracle.kinds, oracle.verdict; sys.exit('torch' in sys.modules or 'numpy' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
