@@ -61,7 +61,7 @@ class Blocks:
 
 
 CPU_BLOCKS = Blocks(rows=128, keys=512, heads=8)
-GPU_BLOCKS = Blocks(rows=512, keys=1024, heads=8)
+GPU_BLOCKS = Blocks(rows=1024, keys=4096, heads=8)
 
 
 def solve(
