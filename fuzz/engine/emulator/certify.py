@@ -25,6 +25,7 @@ from fuzz.engine.emulator.dtypes import (
     uint8,
     uint32,
 )
+from fuzz.engine.emulator.errors import KernelError
 from fuzz.engine.emulator.lang import FUNCTIONS
 from fuzz.engine.emulator.operators import METHODS
 from fuzz.engine.emulator.options import Fp8Overflow, Options
@@ -56,8 +57,12 @@ def certify() -> list[Check]:
 
 @np.errstate(all="ignore")
 def _function(row: Row) -> Check:
-    result = _plain(row.call(*(value(array) for array in row.inputs)))
-    return _judge(f"function {row.name}", result, row.reference(*row.inputs), row.wrong(*row.inputs))
+    name = f"function {row.name}"
+    try:
+        result = _plain(row.call(*(value(array) for array in row.inputs)))
+    except KernelError as error:
+        return Check(name, False, str(error))
+    return _judge(name, result, row.reference(*row.inputs), row.wrong(*row.inputs))
 
 
 def _judge(name: str, result: Any, expected: Any, wrong: Any) -> Check:
