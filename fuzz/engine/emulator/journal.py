@@ -58,7 +58,10 @@ class _Store:
 
 @dataclass(slots=True)
 class Journal:
-    """Accesses of one chunk. Disabled for a chunk of one program, which nothing can take back or reorder."""
+    """Accesses of one chunk. Disabled for a chunk of one program, which nothing can take back or reorder.
+
+    `loaded`: storages that were loaded from. `loads`: the loads themselves, if `note_loads` asks for them.
+    """
 
     enabled: bool = False
     note_loads: bool = False
@@ -69,12 +72,6 @@ class Journal:
     def store(self, access: Access, raw: Tensor) -> None:
         """Note a store that is about to happen."""
         self.stores.append(_Store(access, raw, raw.index_select(0, access.index)))
-
-    def load(self, access: Access) -> None:
-        """Note a load."""
-        self.loaded.add(access.storage)
-        if self.note_loads:
-            self.loads.append(access)
 
     def mark(self) -> tuple[int, int]:
         """A point to which `take_back` can return."""

@@ -10,12 +10,13 @@ from types import ModuleType
 from typing import Any
 
 from fuzz.engine.emulator import blocks, dtypes, mathematics, reductions
+from fuzz.engine.emulator.atomics import atomic
 from fuzz.engine.emulator.casts import cast
 from fuzz.engine.emulator.context import active
 from fuzz.engine.emulator.dtypes import DType, PointerType
 from fuzz.engine.emulator.errors import KernelError, UnknownName
 from fuzz.engine.emulator.jit import Config, JITFunction, autotune, constexpr, heuristics, jit
-from fuzz.engine.emulator.memory import atomic, load, store
+from fuzz.engine.emulator.memory import load, store
 from fuzz.engine.emulator.operators import arithmetic, bitwise, to, where
 from fuzz.engine.emulator.rewrite import Runtime
 from fuzz.engine.emulator.value import Value
