@@ -1,9 +1,11 @@
 """Set-up and sessions. `nox -s gpu_diff` is the main job and `nox -s tests` the framework's own tests.
 
-Where torch comes from is decided once for all sessions. If the torch of the system's Python sees a GPU, every
-environment uses that one, through a path file, and neither torch nor triton is installed over it: on ROCm the
-vendor's build is the only right one. Otherwise one environment, `.nox/runtime-*`, gets torch, and the
-sessions' own environments look it up there, so that a second session costs seconds.
+Where torch comes from is decided once for all sessions. If the torch of the system's Python sees a GPU,
+every environment uses that one, and neither torch nor triton is installed over it: on ROCm the vendor's
+build is the only right one. A path file does it, where `--system-site-packages` would miss a Python that is
+itself a virtual environment, as in many vendors' images. Otherwise one environment, `.nox/runtime-*`, gets
+torch, and the sessions' own environments look it up there, so that a second session costs seconds and no
+second torch.
 
 With `--no-venv` nothing is installed: the sessions run from this source tree with a Python that has torch.
 """
@@ -22,6 +24,7 @@ from pathlib import Path
 
 import nox
 
+nox.options.default_venv_backend = "virtualenv"  # uv would not see what path files add
 nox.options.reuse_venv = "yes"
 nox.options.sessions = ["lint", "tests"]
 
@@ -72,10 +75,7 @@ class Python:
 
     def sees_gpu(self) -> bool:
         """Whether its torch imports and finds a CUDA or ROCm device."""
-        return (
-            bool(self.torch)
-            and subprocess.run([self.executable, "-c", SEES_GPU], check=False).returncode == 0
-        )
+        return bool(self.torch) and subprocess.run([self.executable, "-c", SEES_GPU], check=False).returncode == 0
 
 
 @dataclass(frozen=True)
@@ -177,9 +177,7 @@ def runtime(session: nox.Session, own: Python) -> list[str]:
 def without_venv(session: nox.Session) -> Sandbox:
     """Run from the source tree with what is installed: nothing can be fetched."""
     with_torch = [python for python in pythons() if python.torch]
-    python = next((python for python in with_torch if python.sees_gpu()), None) or next(
-        iter(with_torch), None
-    )
+    python = next((python for python in with_torch if python.sees_gpu()), None) or next(iter(with_torch), None)
     if python is None:
         session.error("--no-venv needs a Python with torch: run nox with that Python")
     session.log(f"torch: {python.torch} of {python.executable}")

@@ -50,26 +50,30 @@ def documented(text: str) -> dict[str, set[str]]:
     }
 
 
-def implemented(group: Any, prefix: str = "") -> dict[str, set[str]]:
-    """Command to options, as the code has them, subcommands of groups included."""
-    found: dict[str, set[str]] = {}
+def implemented(group: Any, prefix: str = "") -> dict[str, list[set[str]]]:
+    """Command to options, as the code has them: for each option its spellings (`--ledger`, `--no-ledger`)."""
+    found: dict[str, list[set[str]]] = {}
     for name, command in group.commands.items():
         if hasattr(command, "commands"):
             found |= implemented(command, f"{prefix}{name} ")
         else:
-            flags = {flag for param in command.params for flag in param.opts if flag.startswith("--")}
-            found[prefix + name] = flags - {"--help"}
+            spellings = [
+                {flag for flag in [*param.opts, *param.secondary_opts] if flag.startswith("--")}
+                for param in command.params
+            ]
+            found[prefix + name] = [flags for flags in spellings if flags and "--help" not in flags]
     return found
 
 
-def differences(docs: dict[str, set[str]], code: dict[str, set[str]]) -> list[str]:
+def differences(docs: dict[str, set[str]], code: dict[str, list[set[str]]]) -> list[str]:
+    """One line for each command or option that only one side has; an option needs one of its spellings."""
     faults = [f"docs/cli.md: `{name}` is not a command" for name in sorted(docs.keys() - code.keys())]
     faults += [f"docs/cli.md: the command `{name}` is missing" for name in sorted(code.keys() - docs.keys())]
     for name in sorted(docs.keys() & code.keys()):
-        faults += [f"docs/cli.md: `{name}` has no option {flag}" for flag in sorted(docs[name] - code[name])]
-        faults += [
-            f"docs/cli.md: `{name}` lacks the option {flag}" for flag in sorted(code[name] - docs[name])
-        ]
+        unknown = docs[name].difference(*code[name])
+        faults += [f"docs/cli.md: `{name}` has no option {flag}" for flag in sorted(unknown)]
+        missing = [min(flags, key=len) for flags in code[name] if not flags & docs[name]]
+        faults += [f"docs/cli.md: `{name}` lacks the option {flag}" for flag in missing]
     return faults
 
 
@@ -82,9 +86,7 @@ def command_line_faults() -> list[str]:
     from fuzz import cli
 
     app = next(value for value in vars(cli).values() if isinstance(value, typer.Typer))
-    return differences(
-        documented((ROOT / "docs" / "cli.md").read_text()), implemented(typer.main.get_command(app))
-    )
+    return differences(documented((ROOT / "docs" / "cli.md").read_text()), implemented(typer.main.get_command(app)))
 
 
 def main() -> int:

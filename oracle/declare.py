@@ -49,6 +49,20 @@ PARAMETERS: dict[Operation, tuple[str, ...]] = {
 }
 """Parameter names of each operation that can be declared so far."""
 
+_ATTENTION_FEATURES = ("window", "sinks", "soft_cap", "custom_scale", "non_causal", "chunked", "empty", "strided")
+FEATURES: dict[Operation, tuple[str, ...]] = {
+    Operation.PAGED_DECODE: _ATTENTION_FEATURES,
+    Operation.VARLEN_EXTEND: _ATTENTION_FEATURES,
+    Operation.KV_WRITE: ("strided", "skip", "slot_map"),
+    Operation.KV_GATHER: (),
+}
+"""What a target of each operation may support beyond the plain call.
+
+window, sinks, soft_cap, custom_scale (other than 1/sqrt(D)), non_causal; chunked: fewer queries than keys;
+empty: a query without any key; strided: rows that are not contiguous; skip: negative slots; slot_map: writes
+through a map to a sub-pool.
+"""
+
 F = TypeVar("F", bound=Callable[..., Any])
 
 
@@ -60,10 +74,7 @@ class DeclarationError(TypeError):
 class Supports:
     """What a target claims to handle. What it does not claim is skipped, counted and shown.
 
-    Empty tuples claim nothing of that kind. ``features`` names optional arguments that may be used:
-    window, sinks, soft_cap, custom_scale, non_causal, chunked (queries fewer than keys), empty
-    (requests without keys), strided (inputs that are not contiguous), skip (negative slots),
-    slot_map, lse.
+    ``features`` are among those that ``FEATURES`` lists for the operation.
     """
 
     dtypes: tuple[str, ...] = ("bf16", "fp16")
@@ -145,11 +156,19 @@ class _Operation:
     ) -> Callable[[F], F]:
         """Attach a declaration to a function.
 
-        Raises ``DeclarationError`` if the name is empty or the function's parameters are not those of
-        the operation.
+        Raises ``DeclarationError`` if the name is no dotted word, a feature is not one of the operation's, or
+        the function's parameters are not the operation's.
         """
         if not name or any(c.isspace() or c in "*?[]" for c in name):
             raise DeclarationError(f"declare.{self.operation.value}: name {name!r}; write dotted words")
+
+        supported = supports or Supports()
+        unknown = sorted(supported.features - set(FEATURES[self.operation]))
+        if unknown:
+            allowed = ", ".join(FEATURES[self.operation]) or "none"
+            raise DeclarationError(
+                f"declare.{self.operation.value}: supports.features: {', '.join(unknown)}; allowed: {allowed}"
+            )
 
         def attach(function: F) -> F:
             _check_signature(self.operation, function)
@@ -159,7 +178,7 @@ class _Operation:
                 function=function,
                 convention=convention,
                 precision=precision,
-                supports=supports or Supports(),
+                supports=supported,
                 engines=engines,
                 unavailable=unavailable,
             )

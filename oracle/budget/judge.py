@@ -164,7 +164,7 @@ def _passes(actual: Tensor, expected: Tensor, bound: Tensor, rounding: Rounding)
     seen = widen(actual)
     may_be_nan = bound == math.inf
     if actual.dtype in FP8_OF_DTYPE:
-        over, under = (_overflows(numbers + sign * bound, actual.dtype) for sign in (1, -1))
+        over, under = (_overflows(side * numbers + bound, actual.dtype) for side in (1, -1))
         may_be_nan = may_be_nan | over | under
         accepted |= (over & (seen == math.inf)) | (under & (seen == -math.inf))
     accepted |= may_be_nan & seen.isnan()
@@ -172,8 +172,8 @@ def _passes(actual: Tensor, expected: Tensor, bound: Tensor, rounding: Rounding)
 
 
 def _overflows(x: Tensor, dtype: torch.dtype) -> Tensor:
-    """Where x rounds beyond the largest number of an fp8 dtype."""
-    return widen(round_to(x, dtype, Overflow.NAN)).isnan() & ~x.isnan()
+    """Where x rounds above the largest number of an fp8 dtype."""
+    return widen(round_to(x, dtype, Overflow.NAN)).isnan() & (x > 0)
 
 
 def _truncate(x: Tensor, dtype: torch.dtype) -> Tensor:
@@ -198,10 +198,11 @@ def _worst(
         return None
     error = _least_error(widen(actual), expected, fmt, rounding)
     ratio = torch.where(error == 0, 0.0, error / bound).nan_to_num(nan=0.0, posinf=math.inf)
-    # Of what passed only numbers have a ratio; what failed without one, such as a NaN, is beyond all bounds.
-    ratio = torch.where(failed & ~(ratio > 1), math.inf, ratio).masked_fill(~judged, -1.0)
-    flat = int(ratio.argmax())
-    index = tuple(int(i) for i in torch.unravel_index(torch.tensor(flat), ratio.shape))
+    # What failed without a ratio, such as a NaN, is beyond all bounds; what passed by overflow is at none.
+    passed_by_overflow = ~failed & ~(widen(actual).abs() < fmt.max)
+    ratio = torch.where(failed, ratio.masked_fill(~(ratio > 1), math.inf), ratio.clamp(max=1.0))
+    ratio = ratio.masked_fill(passed_by_overflow, 0.0).masked_fill(~judged, -1.0)
+    index = tuple(int(i) for i in (ratio == ratio.max()).nonzero()[0])
     return Element(
         index=index,
         expected=float(expected[index]),

@@ -285,7 +285,7 @@ class _Sums:
     def of(rows: Rows, weights: _Weights, rounding: Tensor, a: Arithmetic) -> "_Sums":
         v = rows.v
         out = (weights.p @ v) * weights.share
-        values = _Values.of(v)
+        values = _Values.of(v, rows.count)
         grown = weights.p + weights.excess
         excess = weights.excess.sum(-1, keepdim=True)
         in_sum = a.precision.row_sum_of_rounded_p
@@ -319,19 +319,20 @@ class _Values:
     size: Tensor
     centred: Tensor
     squared: Tensor
+    count: Tensor
 
     @staticmethod
-    def of(v: Tensor) -> "_Values":
+    def of(v: Tensor, count: Tensor) -> "_Values":
         mean = v.mean(1, keepdim=True)
         centred = v - mean
-        return _Values(mean, v.abs(), centred, centred.square())
+        return _Values(mean, v.abs(), centred, centred.square(), count)
 
     def spread(self, w: Tensor, total: Tensor, size: Tensor, out: Tensor) -> Tensor:
         """Bound on sum_j w_j |v_j - o| by Cauchy-Schwarz, or from the sums of w and of w |v| if less."""
         o = out - self.mean
         first, second = w @ self.centred, w @ self.squared
         square = second - 2 * o * first + o.square() * total
-        lost = (second + o.square() * total) * (w.shape[-1] * 2.0**-50)
+        lost = (second + o.square() * total) * ((self.count + 4) * 2.0**-50)
         return torch.minimum((total * (square.clamp_(min=0.0) + lost)).sqrt_(), size + out.abs() * total)
 
 

@@ -7,11 +7,13 @@ import json
 import os
 import subprocess
 import sys
+import tomllib
 import zipfile
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from packaging.requirements import Requirement
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -33,6 +35,12 @@ def imported_packages(source: str) -> Iterator[tuple[str, int]]:
 
 def wrong_way(source: str, room: str) -> list[tuple[str, int]]:
     return [(name, line) for name, line in imported_packages(source) if name in ABOVE[room]]
+
+
+def undeclared(source: str, declared: set[str]) -> set[str]:
+    """The third-party packages that `source` imports, if it is none of ours, without being in `declared`."""
+    names = third_party({name for name, _ in imported_packages(source)})
+    return names - declared - {"oracle", "fuzz", "suites"}
 
 
 def modules_after(*statements: str, path: Path = ROOT) -> list[set[str]]:
@@ -84,6 +92,19 @@ def test_import_checker_sees_a_wrong_import(source: str) -> None:
 )
 def test_import_checker_lets_right_imports_pass(source: str) -> None:
     assert wrong_way(source, "oracle") == []
+
+
+def test_every_import_is_a_declared_dependency() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    declared = {Requirement(text).name for text in project["dependencies"]}
+    files = [*sorted((ROOT / "oracle").rglob("*.py")), *sorted((ROOT / "fuzz").rglob("*.py"))]
+    missing = {str(f.relative_to(ROOT)): undeclared(f.read_text(), declared) for f in files}
+    assert {file: names for file, names in missing.items() if names} == {}
+
+
+def test_dependency_checker_sees_an_undeclared_import() -> None:
+    source = "import json, torch\nfrom oracle import fp8\ndef late():\n    import yaml"
+    assert undeclared(source, {"torch"}) == {"yaml"}
 
 
 def test_importing_oracle_costs_torch_and_nothing_else() -> None:

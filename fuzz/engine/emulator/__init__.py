@@ -6,7 +6,8 @@
     log.findings
 
 Values carry a leading program axis: programs run in batches (`launch`), which are split where programs part
-ways and repeated one by one where order matters, so results equal serial execution bit for bit.
+ways and repeated one by one where order matters, so results equal serial execution bit for bit. The engine
+keeps its state in the module: one thread of a process uses it.
 """
 
 from fuzz.engine.emulator.errors import KernelError, UnknownName

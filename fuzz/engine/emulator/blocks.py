@@ -12,7 +12,7 @@ from fuzz.engine.emulator.context import active
 from fuzz.engine.emulator.dtypes import ScalarType, int32
 from fuzz.engine.emulator.errors import KernelError
 from fuzz.engine.emulator.operators import Operand, operands
-from fuzz.engine.emulator.value import Value, as_value, constant, lift
+from fuzz.engine.emulator.value import Value, as_value, broadcast_shapes, constant, lift
 
 _MOST_ELEMENTS = 1 << 20  # Triton's limit for a block
 
@@ -128,7 +128,8 @@ def broadcast_to(x: Value, *shape: Any, **_: Any) -> Value:
 def broadcast(a: Operand, b: Operand, **_: Any) -> tuple[Value, Value]:
     """Both blocks in their common shape."""
     x, y = as_value(a), as_value(b)
-    shape = torch.broadcast_shapes(x.shape, y.shape)
+    ndim = max(x.data.ndim, y.data.ndim)
+    shape = broadcast_shapes(lift(x.data, ndim).shape, lift(y.data, ndim).shape)[1:]
     return broadcast_to(x, shape), broadcast_to(y, shape)
 
 
@@ -194,7 +195,3 @@ def subscript(x: Value, index: Any) -> Value:
 def as_method(function: Callable[..., Any]) -> Callable[..., Any]:
     """A function of the table as a method of tensors."""
     return lambda self, *args, **kwargs: function(self, *args, **kwargs)
-
-
-Value.__getitem__ = subscript  # type: ignore[attr-defined]
-Value.T = property(trans)  # type: ignore[attr-defined]

@@ -101,7 +101,7 @@ def cast(x: Value, dtype: ScalarType) -> Value:
     return Value(data, dtype, undefined=x.undefined, wrapped=wrapped, bounds=bounds)
 
 
-def bitcast(x: Value, dtype: ScalarType) -> Value:
+def reinterpret(x: Value, dtype: ScalarType) -> Value:
     """The bits of `x` read as another type of the same width."""
     if isinstance(x.dtype, PointerType) or isinstance(dtype, PointerType):
         return _cast_pointer(x, dtype)

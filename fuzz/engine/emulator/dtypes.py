@@ -7,6 +7,7 @@ Rules as in `triton.language.semantic` of Triton 3.6: `computation_type_impl`, `
 import math
 from dataclasses import dataclass
 from enum import IntEnum
+from functools import lru_cache
 
 import torch
 
@@ -229,6 +230,7 @@ def promote(a: DType, b: DType, *, division: bool = False) -> DType:
     return promote_integers(a, b)
 
 
+@lru_cache(maxsize=4096, typed=True)
 def promote_literal(value: bool | int | float, dtype: DType, *, division: bool = False) -> DType:
     """The type in which a Python number and an operand of type `dtype` meet.
 

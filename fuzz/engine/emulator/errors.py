@@ -23,7 +23,7 @@ class Location:
 
 
 def user_location() -> Location:
-    """The innermost line of user code on the call stack. Walks frames: call it only when something is found."""
+    """The innermost line of user code on the call stack. Walks frames: only for when something is found."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
         if SOURCE_MARK in frame.f_globals:
@@ -53,7 +53,9 @@ class UnknownName(KernelError, AttributeError):
     """The kernel uses a name of the language that the emulator's table lacks."""
 
     def __init__(self, name: str) -> None:
-        super().__init__(f"{name} is not known to the emulator; it can be added to the table in its lang module")
+        super().__init__(
+            f"{name} is not known to the emulator; it can be added to the table in its lang module"
+        )
 
 
 class BatchTooLarge(Exception):

@@ -18,12 +18,15 @@ from fuzz.engine.emulator.value import Value, as_value, constant
 
 # Launch options of compilers: they change speed, not meaning.
 _COMPILER_OPTIONS = frozenset(
-    "num_warps num_stages num_ctas maxnreg waves_per_eu matrix_instr_nonkdim kpack debug warmup stream "
-    "launch_pdl launch_cooperative_grid enable_fp_fusion sanitize_overflow instruction_sched_variant".split()
+    (
+        *("num_warps", "num_stages", "num_ctas", "maxnreg", "debug", "warmup", "stream", "enable_fp_fusion"),
+        *("launch_pdl", "launch_cooperative_grid", "sanitize_overflow", "waves_per_eu", "kpack"),
+        *("matrix_instr_nonkdim", "instruction_sched_variant"),
+    )
 )
 
 
-class constexpr:  # noqa: N801 - the language's name
+class constexpr:
     """Marks a parameter or a variable as known at compile time. Calling it gives back the plain value."""
 
     def __new__(cls, value: Any) -> Any:
@@ -49,7 +52,9 @@ class JITFunction:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if not active().running:
-            raise KernelError(f"{self.__name__} is a jitted function: only a kernel calls it, a grid launches it")
+            raise KernelError(
+                f"{self.__name__} is a jitted function: only a kernel calls it, a grid launches it"
+            )
         return self.fn(*args, **kwargs)
 
     def __getitem__(self, grid: Any) -> Callable[..., "CompiledKernel"]:
@@ -129,7 +134,7 @@ def argument(value: Any, name: str, element: DType | None = None) -> Any:
 
 def three(size: int | Sequence[int]) -> Grid:
     """A grid of three axes. Raises ValueError for a negative axis or more than three."""
-    axes = [int(size)] if isinstance(size, Integral) else [int(axis) for axis in size]
+    axes = [size] if isinstance(size, int) else [int(axis) for axis in size]
     if not 1 <= len(axes) <= 3 or min(axes) < 0:
         raise ValueError(f"a grid has one to three axes that are not negative, not {size}")
     x, y, z = (*axes, 1, 1)[:3]

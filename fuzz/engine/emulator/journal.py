@@ -20,7 +20,9 @@ class Verdict(Enum):
     """What the journal of a finished chunk proves."""
 
     INDEPENDENT = auto()  # serial execution gives the same bits
-    LOADS_UNKNOWN = auto()  # a storage was loaded and stored to, and loads were not noted: run again with them
+    LOADS_UNKNOWN = (
+        auto()
+    )  # a storage was loaded and stored to, and loads were not noted: run again with them
     DEPENDENT = auto()  # two programs met at an address
 
 
@@ -35,7 +37,7 @@ class Access:
     storage: int
     itemsize: int
     index: Tensor
-    shape: torch.Size
+    shape: tuple[int, ...]
     active: Tensor | None
     programs: Tensor
 
@@ -101,7 +103,7 @@ class Journal:
 
 
 def _meet(stores: list[Access], loads: list[Access]) -> bool:
-    """Whether two programs touch one address, one of them at least storing, in a way that order could show."""
+    """Whether two programs touch one address, one of them storing, in a way that order could show."""
     if len({access.itemsize for access in (*stores, *loads)}) > 1:
         return True
     indices = [access.index for access in (*stores, *loads)]
@@ -132,4 +134,4 @@ def _places(indices: list[Tensor]) -> tuple[list[Tensor], int]:
         span = kept.numel()
     else:
         every = every - low
-    return list(every.split([index.numel() for index in indices])), span
+    return list(torch.split(every, [index.numel() for index in indices])), span

@@ -18,7 +18,7 @@ from fuzz.engine.emulator.jit import Config, JITFunction, autotune, constexpr, h
 from fuzz.engine.emulator.memory import atomic, load, store
 from fuzz.engine.emulator.operators import arithmetic, bitwise, to, where
 from fuzz.engine.emulator.rewrite import Runtime
-from fuzz.engine.emulator.value import Number, Value
+from fuzz.engine.emulator.value import Value
 
 
 class PropagateNan(StrEnum):
@@ -28,13 +28,17 @@ class PropagateNan(StrEnum):
     ALL = "all"
 
 
-def _load(pointer: Value, mask: Any = None, other: Any = None, boundary_check: Any = (), *_: Any, **__: Any) -> Value:
+def _load(
+    pointer: Value, mask: Any = None, other: Any = None, boundary_check: Any = (), *_: Any, **__: Any
+) -> Value:
     """Elements behind pointers; cache hints mean nothing here."""
     _no_block_pointer(boundary_check)
     return load(pointer, mask, other)
 
 
-def _store(pointer: Value, value: Any, mask: Any = None, boundary_check: Any = (), *_: Any, **__: Any) -> None:
+def _store(
+    pointer: Value, value: Any, mask: Any = None, boundary_check: Any = (), *_: Any, **__: Any
+) -> None:
     """Write elements behind pointers."""
     _no_block_pointer(boundary_check)
     store(pointer, value, mask)
@@ -45,7 +49,9 @@ def _no_block_pointer(boundary_check: Any) -> None:
         raise KernelError("block pointers are not covered by the emulator yet")
 
 
-def _cast(x: Any, dtype: Any, fp_downcast_rounding: str | None = None, bitcast: bool = False, **_: Any) -> Value:
+def _cast(
+    x: Any, dtype: Any, fp_downcast_rounding: str | None = None, bitcast: bool = False, **_: Any
+) -> Value:
     """Conversion of a tensor or number."""
     return to(x if isinstance(x, Value) else Runtime.assigned(x), dtype, fp_downcast_rounding, bitcast)
 
@@ -171,12 +177,28 @@ _NAMES: dict[str, Any] = {
     "tensor": Value,
 }
 
-METHODS = (
-    "abs argmax argmin broadcast_to cast cdiv ceil cos exp exp2 expand_dims floor log log2 max min permute ravel "
-    "reshape rsqrt sigmoid sin split sqrt sum trans view xor_sum"
-).split()
-for _name in METHODS:
+_METHODS = (
+    *("abs", "argmax", "argmin", "broadcast_to", "cast", "cdiv", "ceil", "cos", "exp", "exp2", "expand_dims"),
+    *(
+        "floor",
+        "log",
+        "log2",
+        "max",
+        "min",
+        "permute",
+        "ravel",
+        "reshape",
+        "rsqrt",
+        "sigmoid",
+        "sin",
+        "split",
+    ),
+    *("sqrt", "sum", "trans", "view", "xor_sum"),
+)
+for _name in _METHODS:
     setattr(Value, _name, blocks.as_method(FUNCTIONS[_name]))
+setattr(Value, "__getitem__", blocks.subscript)  # noqa: B010 - the class is completed here, not declared
+setattr(Value, "T", property(blocks.trans))  # noqa: B010
 
 RUNTIME = Runtime(mathematics.minimum, mathematics.maximum)
 
@@ -231,8 +253,16 @@ def modules() -> dict[str, ModuleType]:
         "tanh": mathematics.tanh,
     }
     libdevice = SubstituteModule("triton.language.extra.libdevice", "libdevice", libdevice_names)
-    extra = SubstituteModule("triton.language.extra", "tl.extra", {"libdevice": libdevice})
-    language = SubstituteModule("triton.language", "tl", {**FUNCTIONS, **TYPES, **_NAMES, "math": math, "extra": extra})
+    vendors = {
+        vendor: SubstituteModule(
+            f"triton.language.extra.{vendor}", f"tl.extra.{vendor}", {"libdevice": libdevice}
+        )
+        for vendor in ("cuda", "hip")
+    }
+    extra = SubstituteModule("triton.language.extra", "tl.extra", {"libdevice": libdevice, **vendors})
+    language = SubstituteModule(
+        "triton.language", "tl", {**FUNCTIONS, **TYPES, **_NAMES, "math": math, "extra": extra}
+    )
     top = SubstituteModule(
         "triton",
         "triton",
@@ -247,4 +277,8 @@ def modules() -> dict[str, ModuleType]:
             "next_power_of_2": next_power_of_2,
         },
     )
-    return {module.__name__: module for module in (top, language, math, extra, libdevice)}
+    by_vendor: dict[str, ModuleType] = {
+        f"{module.__name__}.libdevice": libdevice for module in vendors.values()
+    }
+    named = (top, language, math, extra, libdevice, *vendors.values())
+    return {**by_vendor, **{module.__name__: module for module in named}}

@@ -1,4 +1,4 @@
-"""Running the programs of a grid: in batches, split where programs part ways, one by one where order matters."""
+"""Running a grid: in batches, split where programs part ways, one by one where order matters."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -80,7 +80,7 @@ class _Runner:
 
     def _run_serially(self, programs: Tensor) -> None:
         self.context.journal = Journal()
-        for program in programs.split(1):
+        for program in torch.split(programs, 1):
             self._execute(program)
 
     def _execute(self, programs: Tensor) -> None:
@@ -95,7 +95,7 @@ class _Runner:
         self.experience.lanes = max(self.experience.lanes, lanes)
 
     def _run_batched(self, programs: Tensor) -> bool:
-        """Run a chunk as batches. False, with memory and findings as before, if its programs must run in order."""
+        """Run a chunk as batches. False, with nothing left of it, if its programs must run in order."""
         if self.serial:
             return False
         context = self.context
@@ -136,5 +136,5 @@ class _Runner:
 
 
 def _by_outcome(programs: Tensor, outcome: Tensor) -> list[Tensor]:
-    parts = [programs[outcome == value] for value in outcome.unique()]
+    parts = [programs[outcome == value] for value in torch.unique(outcome)]
     return sorted(parts, key=lambda part: int(part[0]))

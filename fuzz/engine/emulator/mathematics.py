@@ -9,7 +9,7 @@ from torch import Tensor
 from fuzz.engine.emulator.casts import cast, real, unreal
 from fuzz.engine.emulator.dtypes import DType, ScalarType, bfloat16, float16, float32, float64, int8, int32
 from fuzz.engine.emulator.errors import KernelError
-from fuzz.engine.emulator.operators import Operand, _level, arithmetic, divide, operands, true_divide
+from fuzz.engine.emulator.operators import Operand, arithmetic, divide, level, operands, true_divide
 from fuzz.engine.emulator.value import Value, as_value, join_taints
 
 _PIECE = 1 << 14  # elements computed at once: below the size from which torch splits work over threads
@@ -26,7 +26,7 @@ def steady(function: Callable[[Tensor], Tensor], data: Tensor) -> Tensor:
     padding = -flat.numel() % _STEP
     if padding:
         flat = torch.cat([flat, flat.new_zeros(padding)])
-    done = torch.cat([function(piece) for piece in flat.split(_PIECE)])
+    done = torch.cat([function(piece) for piece in torch.split(flat, _PIECE)])
     return done[: data.numel()].reshape(data.shape).to(data.dtype)
 
 
@@ -80,10 +80,12 @@ def widened(x: Operand) -> Value:
     return cast(value, float32) if value.dtype is bfloat16 else value
 
 
-def _extreme(name: str, ignoring: Callable[..., Tensor], keeping: Callable[..., Tensor]) -> Callable[..., Any]:
+def _extreme(
+    name: str, ignoring: Callable[..., Tensor], keeping: Callable[..., Tensor]
+) -> Callable[..., Value]:
     def apply(x: Operand, y: Operand, propagate_nan: Any = None, **_: Any) -> Value:
         left, right, dtype = operands(widened(x), widened(y))
-        a, b, ndim = _level(left, right)
+        a, b, ndim = level(left, right)
         function = ignoring if dtype.is_floating() and str(propagate_nan) != "all" else keeping
         undefined = join_taints(ndim, left.undefined, right.undefined)
         wrapped = join_taints(ndim, left.wrapped, right.wrapped)
@@ -108,7 +110,9 @@ def cdiv(x: Operand, div: Operand, **_: Any) -> Any:
     """Quotient rounded up (for positive operands), on tensors or compile-time integers."""
     if not isinstance(x, Value) and not isinstance(div, Value):
         return -(-int(x) // int(div))
-    return divide("div", arithmetic("add", x, arithmetic("sub", div, 1) if isinstance(div, Value) else div - 1), div)
+    return divide(
+        "div", arithmetic("add", x, arithmetic("sub", div, 1) if isinstance(div, Value) else div - 1), div
+    )
 
 
 def fdiv(x: Operand, y: Operand, ieee_rounding: bool = False, **_: Any) -> Value:
@@ -141,8 +145,8 @@ def dot(
 ) -> Value:
     """Matrix product of [.., M, K] and [.., K, N] plus `acc`: inputs widened to fp32, sums in fp32.
 
-    fp32 inputs keep all their bits, whatever `input_precision`. Every program's product is a matrix product of
-    the same shape, so its bits do not depend on the batch.
+    fp32 inputs keep all their bits, whatever `input_precision`. Every program's product is a matrix product
+    of the same shape, so its bits do not depend on the batch.
     """
     x, y = a.data, b.data
     if len(a.shape) != len(b.shape) or len(a.shape) not in (2, 3) or a.shape[-1] != b.shape[-2]:
@@ -176,9 +180,15 @@ def _any(taint: Tensor | None, shape: torch.Size, axis: int) -> Tensor | None:
 
 
 def _product(x: Tensor, y: Tensor) -> Tensor:
-    """Batched matrix product; every matrix of the batch is multiplied by the same routine."""
+    """Batched matrix product; every matrix of the batch is multiplied by the same routine.
+
+    Torch takes another one for a lone matrix and a vector, so those do not stay alone.
+    """
     programs = max(len(x), len(y))
     lead = (programs, *x.shape[1:-2])
     left = x.expand(*lead, *x.shape[-2:]).reshape(-1, *x.shape[-2:]).contiguous()
     right = y.expand(*lead, *y.shape[-2:]).reshape(-1, *y.shape[-2:]).contiguous()
-    return torch.bmm(left, right).reshape(*lead, x.shape[-2], y.shape[-1])
+    count = len(left)
+    if count == 1 and 1 in (left.shape[1], right.shape[2]):
+        left, right = left.expand(2, -1, -1), right.expand(2, -1, -1)
+    return torch.bmm(left, right)[:count].reshape(*lead, x.shape[-2], y.shape[-1])

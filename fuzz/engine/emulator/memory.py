@@ -12,11 +12,11 @@ from torch import Tensor
 from fuzz.engine.emulator.casts import RAW, cast, from_bits, to_bits
 from fuzz.engine.emulator.context import active
 from fuzz.engine.emulator.dtypes import FROM_TORCH, DType, PointerType, int1, int8
-from fuzz.engine.emulator.errors import KernelError
+from fuzz.engine.emulator.errors import Divergence, KernelError
 from fuzz.engine.emulator.journal import Access
 from fuzz.engine.emulator.options import MaskedLanes
 from fuzz.engine.emulator.sanitizer import FindingKind, report
-from fuzz.engine.emulator.value import Number, Value, as_value, lift
+from fuzz.engine.emulator.value import Number, Value, as_value, broadcast_shapes, lift
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,8 +48,10 @@ class Buffer:
         raw.set_(storage, 0, (storage.nbytes() // element.itemsize,))  # type: ignore[call-overload]
         high = -1
         if tensor.numel():
-            high = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
-        return Buffer(name, element, raw, tensor.storage_offset(), 0, high, storage.data_ptr())
+            high = sum(
+                (size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True)
+            )
+        return Buffer(name, element, raw, int(tensor.storage_offset()), 0, int(high), storage.data_ptr())
 
     def retyped(self, element: DType) -> Buffer:
         """The same memory seen as elements of another type."""
@@ -123,7 +125,9 @@ def store(pointer: Value, value: Value | Number, mask: Value | Number | None) ->
     buffer, element = _target(pointer)
     value = cast(as_value(value), int8 if element is int1 else element)
     if len(value.shape) > len(pointer.shape):
-        raise KernelError(f"a block of shape {list(value.shape)} cannot go to a pointer {list(pointer.shape)}")
+        raise KernelError(
+            f"a block of shape {list(value.shape)} cannot go to a pointer {list(pointer.shape)}"
+        )
     lanes = _resolve(pointer, buffer, mask, FindingKind.OUT_OF_BOUNDS_STORE, like=value.data)
     shape = lanes.offsets.shape
     if value.undefined is not None:
@@ -149,7 +153,9 @@ def _target(pointer: Value) -> tuple[Buffer, DType]:
 def _access(buffer: Buffer, lanes: _Lanes, programs: Tensor) -> Access:
     offsets = lanes.offsets.reshape(-1) if lanes.active is None else lanes.offsets[lanes.active]
     shape = lanes.offsets.shape
-    return Access(buffer.storage, buffer.element.itemsize, offsets + buffer.base, shape, lanes.active, programs)
+    return Access(
+        buffer.storage, buffer.element.itemsize, offsets + buffer.base, shape, lanes.active, programs
+    )
 
 
 def _resolve(
@@ -172,22 +178,23 @@ def _resolve(
             raise KernelError("a block mask cannot go with a scalar pointer")
         if not bool(mask.data.all()):
             wanted = lift(mask.data, ndim)
-    shape = torch.broadcast_shapes(
-        offsets.shape,
-        *([] if wanted is None else [wanted.shape]),
-        *([] if like is None else [(like.shape[0], *[1] * (ndim - 1)), lift(like, ndim).shape]),
-    )
+    shape: tuple[int, ...] = offsets.shape
+    for partner in (wanted, None if like is None else lift(like, ndim)):
+        if partner is not None:
+            shape = broadcast_shapes(shape, partner.shape)
     if shape[1:] != offsets.shape[1:]:
         raise KernelError(f"pointers of shape {list(offsets.shape[1:])} cannot serve lanes {list(shape[1:])}")
     offsets = offsets.expand(shape)
     wanted = None if wanted is None else wanted.expand(shape)
     lost: Tensor | None = None
-    for taint in (pointer.undefined, mask.undefined if isinstance(mask, Value) else None):
-        if taint is not None:
-            bad = lift(taint, ndim).expand(shape)
-            bad = bad if wanted is None else bad & wanted
-            report(FindingKind.UNDEFINED_ADDRESS, bad, offsets, buffer)
-            lost = bad if lost is None else lost | bad
+    if isinstance(mask, Value) and mask.undefined is not None:
+        lost = lift(mask.undefined, ndim).expand(shape)
+    if pointer.undefined is not None:
+        bad = lift(pointer.undefined, ndim).expand(shape)
+        bad = bad if wanted is None else bad & wanted
+        lost = bad if lost is None else lost | bad
+    if lost is not None:
+        report(FindingKind.UNDEFINED_ADDRESS, lost, offsets, buffer)
     if pointer.wrapped is not None:
         bad = lift(pointer.wrapped, ndim).expand(shape)
         report(FindingKind.INT32_WRAP_ADDRESS, bad if wanted is None else bad & wanted, offsets, buffer)
@@ -212,13 +219,16 @@ Update = Callable[[Value, Value], Value]
 def atomic(update: Update) -> Callable[..., Value]:
     """A read-modify-write function of the language: `update(old, value)` gives the new element.
 
-    Lanes of one program that meet at an address take turns in lane order; programs that meet make the launch
-    run one by one. Returns the old elements.
+    Lanes of one program that meet at an address take turns in lane order, which takes the program out of its
+    batch; programs that meet make the launch run one by one. Returns the old elements.
     """
 
     def apply(pointer: Value, val: Value | Number, mask: Value | Number | None = None, **_: Any) -> Value:
         value = cast(as_value(val), _target(pointer)[1])
-        if not active().journal.enabled and pointer.numel > 1 and _repeats(pointer):
+        if pointer.numel > 1 and _repeats(pointer):
+            programs = active().programs
+            if len(programs) > 1:
+                raise Divergence(torch.arange(len(programs)))
             return _in_turn(pointer, value, mask, update)
         old = load(pointer, mask, None)
         store(pointer, update(old, value), mask)
@@ -228,7 +238,9 @@ def atomic(update: Update) -> Callable[..., Value]:
 
 
 def _repeats(pointer: Value) -> bool:
-    return pointer.data.unique().numel() < pointer.data.numel()
+    """Whether lanes of one program share an address."""
+    ordered = pointer.data.reshape(len(pointer.data), -1).sort(1).values
+    return bool((ordered[:, 1:] == ordered[:, :-1]).any())
 
 
 def _in_turn(pointer: Value, value: Value, mask: Value | Number | None, update: Update) -> Value:

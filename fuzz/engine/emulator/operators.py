@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fuzz.engine.emulator.casts import bitcast, cast, normalise, real, refuse_large, unreal
+from fuzz.engine.emulator.casts import cast, normalise, real, refuse_large, reinterpret, unreal
 from fuzz.engine.emulator.dtypes import DType, Kind, PointerType, float32, int1, int32, int64, uint64
 from fuzz.engine.emulator.errors import KernelError
 from fuzz.engine.emulator.sanitizer import FindingKind, report
@@ -15,6 +15,7 @@ from fuzz.engine.emulator.value import (
     Number,
     Value,
     as_value,
+    broadcast_shapes,
     common_type,
     constant,
     join_taints,
@@ -37,16 +38,18 @@ def operands(a: Operand, b: Operand, *, division: bool = False) -> tuple[Value, 
     return left, right, dtype
 
 
-def _level(a: Value, b: Value) -> tuple[Tensor, Tensor, int]:
+def level(a: Value, b: Value) -> tuple[Tensor, Tensor, int]:
     """Data of both, of one rank, and that rank. Raises KernelError where the shapes do not broadcast."""
     x, y = a.data, b.data
-    if x.ndim != y.ndim:
-        ndim = max(x.ndim, y.ndim)
-        x, y = lift(x, ndim), lift(y, ndim)
-    for m, n in zip(x.shape[1:], y.shape[1:], strict=True):
-        if m != n and m != 1 and n != 1:
-            raise KernelError(f"blocks of shapes {list(a.shape)} and {list(b.shape)} do not broadcast")
-    return x, y, x.ndim
+    m, n = x.ndim, y.ndim
+    if m == 1:
+        return (x if n == 1 else lift(x, n)), y, n
+    if n == 1:
+        return x, lift(y, m), m
+    ndim = m if m >= n else n
+    x, y = lift(x, ndim), lift(y, ndim)
+    broadcast_shapes(x.shape, y.shape)
+    return x, y, ndim
 
 
 _FLOATING: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
@@ -73,7 +76,7 @@ def arithmetic(name: str, a: Operand, b: Operand) -> Value:
     if isinstance(b, Value) and isinstance(b.dtype, PointerType) and name == "add":
         return _move(b, a, name)
     left, right, dtype = operands(a, b)
-    x, y, ndim = _level(left, right)
+    x, y, ndim = level(left, right)
     undefined = None
     if left.undefined is not None or right.undefined is not None:
         undefined = join_taints(ndim, left.undefined, right.undefined)
@@ -113,7 +116,7 @@ def _move(pointer: Value, offset: Operand, name: str) -> Value:
     step = offset if isinstance(offset, Value) else constant(offset, int64)
     if not step.dtype.is_int():
         raise KernelError(f"cannot move a pointer by {step.dtype}")
-    x, y, ndim = _level(pointer, step)
+    x, y, ndim = level(pointer, step)
     bounds = None
     if pointer.bounds is not None and step.bounds is not None:
         bounds = _interval(name, pointer.bounds, step.bounds)
@@ -132,7 +135,7 @@ def true_divide(a: Operand, b: Operand) -> Value:
     left, right, dtype = operands(a, b, division=True)
     if dtype.is_int():
         left, right, dtype = cast(left, float32), cast(right, float32), float32
-    x, y, ndim = _level(left, right)
+    x, y, ndim = level(left, right)
     data = torch.div(real(x, dtype), real(y, dtype))
     return Value(unreal(data, dtype), dtype, undefined=join_taints(ndim, left.undefined, right.undefined))
 
@@ -143,7 +146,7 @@ def divide(name: str, a: Operand, b: Operand) -> Value:
     An integer divided by zero is reported, and the lane becomes undefined.
     """
     left, right, dtype = operands(a, b, division=True)
-    x, y, ndim = _level(left, right)
+    x, y, ndim = level(left, right)
     undefined = join_taints(ndim, left.undefined, right.undefined)
     if dtype.is_floating():
         if name == "div":
@@ -159,7 +162,7 @@ def divide(name: str, a: Operand, b: Operand) -> Value:
         zero = y == 0
         if bool(zero.any()):
             y = y.masked_fill(zero, 1)
-            zero = zero.expand(torch.broadcast_shapes(x.shape, y.shape))
+            zero = zero.expand(broadcast_shapes(x.shape, y.shape))
             blamed = zero if undefined is None else zero & ~undefined
             report(FindingKind.INTEGER_DIVISION_BY_ZERO, blamed, None, None)
             undefined = zero if undefined is None else undefined | zero
@@ -170,7 +173,21 @@ def divide(name: str, a: Operand, b: Operand) -> Value:
     if negate is not None and name == "div":
         data = torch.where(negate, -data, data)
     wrapped = join_taints(ndim, left.wrapped, right.wrapped)
-    return Value(data, dtype, undefined=undefined, wrapped=wrapped)
+    bounds = _divided(name, left.range(), low) if low == high > 0 else None
+    return Value(data, dtype, undefined=undefined, wrapped=wrapped, bounds=bounds)
+
+
+def _divided(name: str, dividend: Bounds, divisor: int) -> Bounds:
+    """Bounds of // and % by one positive divisor."""
+    low, high = dividend
+    if name == "div":
+        return _truncated(low, divisor), _truncated(high, divisor)
+    return (0 if low >= 0 else 1 - divisor), (0 if high <= 0 else divisor - 1)
+
+
+def _truncated(dividend: int, divisor: int) -> int:
+    quotient = abs(dividend) // divisor
+    return quotient if dividend >= 0 else -quotient
 
 
 def bitwise(name: str, a: Operand, b: Operand) -> Value:
@@ -178,12 +195,14 @@ def bitwise(name: str, a: Operand, b: Operand) -> Value:
     left, right, dtype = operands(a, b)
     if not dtype.is_int():
         raise KernelError(f"bit operators take integers, not {dtype}")
-    x, y, ndim = _level(left, right)
+    x, y, ndim = level(left, right)
     undefined = join_taints(ndim, left.undefined, right.undefined)
     wrapped = join_taints(ndim, left.wrapped, right.wrapped)
     if dtype is int1:
         if name in ("shl", "shr"):
             raise KernelError("shifts do not take booleans")
+        if undefined is not None and name != "xor":
+            undefined = undefined & ~_settled(name, left, ndim) & ~_settled(name, right, ndim)
         return Value(_BITS[name](x, y), dtype, undefined=undefined)
     if name == "shr":
         refuse_large(left)
@@ -198,10 +217,17 @@ def bitwise(name: str, a: Operand, b: Operand) -> Value:
     return Value(data, dtype, undefined=undefined, wrapped=wrapped)
 
 
+def _settled(name: str, a: Value, ndim: int) -> Tensor:
+    """Lanes of a boolean that decide `and` or `or` by themselves: defined, and false or true."""
+    data = lift(a.data, ndim)
+    decides = data if name == "or" else ~data
+    return decides if a.undefined is None else decides & ~lift(a.undefined, ndim)
+
+
 def compare(function: Callable[[Tensor, Tensor], Tensor], a: Operand, b: Operand) -> Value:
     """A comparison: int1."""
     left, right, dtype = operands(a, b)
-    x, y, ndim = _level(left, right)
+    x, y, ndim = level(left, right)
     if dtype.is_floating():
         x, y = real(x, dtype), real(y, dtype)
     elif dtype is uint64:
@@ -256,42 +282,47 @@ def _choose(chosen: Tensor, a: Tensor | None, b: Tensor | None, ndim: int) -> Te
     return taint if bool(taint.any()) else None
 
 
-def to(a: Value, dtype: Any, fp_downcast_rounding: str | None = None, bitcast: bool = False) -> Value:
+def to(
+    a: Value, dtype: Any, fp_downcast_rounding: str | None = None, bitcast: bool = False, **_: Any
+) -> Value:
     """Conversion to another type; only rounding to nearest even is covered."""
     if fp_downcast_rounding not in (None, "rtne"):
         raise KernelError(f"rounding mode {fp_downcast_rounding} is not covered")
-    return _bitcast(a, dtype) if bitcast else cast(a, dtype)
+    return reinterpret(a, dtype) if bitcast else cast(a, dtype)
 
 
-_bitcast = bitcast
+def _method(function: Callable[..., Value], name: str, *, swapped: bool = False) -> Callable[..., Value]:
+    if swapped:
+        return lambda a, b: function(name, b, a)
+    return lambda a, b: function(name, a, b)
 
 
-def _install() -> None:
-    def forward(function: Callable[..., Value], name: str) -> tuple[Any, Any]:
-        return lambda a, b: function(name, a, b), lambda a, b: function(name, b, a)
-
-    table: dict[str, tuple[Callable[..., Value], str]] = {
-        **{name: (arithmetic, name) for name in ("add", "sub", "mul")},
-        "floordiv": (divide, "div"),
-        "mod": (divide, "mod"),
-        "and": (bitwise, "and"),
-        "or": (bitwise, "or"),
-        "xor": (bitwise, "xor"),
-        "lshift": (bitwise, "shl"),
-        "rshift": (bitwise, "shr"),
-    }
-    for python, (function, name) in table.items():
-        there, back = forward(function, name)
-        setattr(Value, f"__{python}__", there)
-        setattr(Value, f"__r{python}__", back)
-    setattr(Value, "__truediv__", true_divide)
-    setattr(Value, "__rtruediv__", lambda a, b: true_divide(b, a))
-    for python in ("lt", "le", "gt", "ge", "eq", "ne"):
-        function = getattr(torch, python)
-        setattr(Value, f"__{python}__", lambda a, b, function=function: compare(function, a, b))
-    setattr(Value, "__neg__", negate)
-    setattr(Value, "__invert__", invert)
-    setattr(Value, "to", to)
+def _comparison(name: str) -> Callable[..., Value]:
+    function = getattr(torch, name)
+    return lambda a, b: compare(function, a, b)
 
 
-_install()
+_BINARY: dict[str, tuple[Callable[..., Value], str]] = {
+    "add": (arithmetic, "add"),
+    "sub": (arithmetic, "sub"),
+    "mul": (arithmetic, "mul"),
+    "floordiv": (divide, "div"),
+    "mod": (divide, "mod"),
+    "and": (bitwise, "and"),
+    "or": (bitwise, "or"),
+    "xor": (bitwise, "xor"),
+    "lshift": (bitwise, "shl"),
+    "rshift": (bitwise, "shr"),
+}
+METHODS: dict[str, Callable[..., Value]] = {
+    **{f"__{python}__": _method(*entry) for python, entry in _BINARY.items()},
+    **{f"__r{python}__": _method(*entry, swapped=True) for python, entry in _BINARY.items()},
+    **{f"__{name}__": _comparison(name) for name in ("lt", "le", "gt", "ge", "eq", "ne")},
+    "__truediv__": true_divide,
+    "__rtruediv__": lambda a, b: true_divide(b, a),
+    "__neg__": negate,
+    "__invert__": invert,
+    "to": to,
+}
+for _name, _function in METHODS.items():
+    setattr(Value, _name, _function)

@@ -51,7 +51,7 @@ def _add(a: Value, b: Value) -> Value:
 
 
 def sum(x: Value, axis: Any = None, keep_dims: bool = False, dtype: DType | None = None, **_: Any) -> Value:
-    """Sum along an axis, in `dtype`; by default integers below 32 bits sum in 32, floats in their own type."""
+    """Sum along an axis, in `dtype`: by default floats in their own, integers in at least 32 bits."""
     if dtype is None and x.dtype.is_int() and x.dtype.bits < 32:
         dtype = int32 if x.dtype.is_int_signed() else uint32
     result: Value = reduce(x if dtype is None else cast(x, dtype), axis, _add, keep_dims)

@@ -5,6 +5,7 @@ and devices, so nothing here uses it.
 """
 
 from functools import cache
+from itertools import pairwise
 
 import torch
 from torch import Tensor
@@ -55,7 +56,7 @@ def fp8_values(dtype: DType) -> Tensor:
 def _midpoints(dtype: DType) -> Tensor:
     mantissa_bits, bias, greatest, _ = _FORMATS[dtype]
     grid = [_magnitude(code, mantissa_bits, bias) for code in range(greatest + 2)]
-    return torch.tensor([(low + high) / 2 for low, high in zip(grid, grid[1:], strict=False)])
+    return torch.tensor([(low + high) / 2 for low, high in pairwise(grid)])
 
 
 def decode_fp8(codes: Tensor, dtype: DType) -> Tensor:

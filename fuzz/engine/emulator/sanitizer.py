@@ -1,4 +1,4 @@
-"""Findings: what a kernel did that no correct kernel does, each named by kernel, line, program and argument."""
+"""Findings: what no correct kernel does, each named by kernel, line, program and argument."""
 
 from __future__ import annotations
 

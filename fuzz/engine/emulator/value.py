@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
-from functools import cache
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -146,19 +147,17 @@ class ValueType:
         return not self.shape and self.scalar.is_ptr()
 
 
-@cache
-def _constant(key: str, kind: type, dtype: DType) -> Value:
+@lru_cache(maxsize=4096, typed=True)
+def _constant(number: Number, dtype: DType, sign: float) -> Value:
     from fuzz.engine.emulator.casts import from_number
 
-    number = float.fromhex(key) if kind is float else int(key)
     return from_number(number, dtype)
 
 
 def constant(number: Number, dtype: DType) -> Value:
-    """A number as a scalar of type `dtype`, the same for all programs. Made once for each number and type."""
-    if isinstance(number, float):
-        return _constant(number.hex(), float, dtype)
-    return _constant(str(int(number)), int, dtype)
+    """A number as a scalar of type `dtype`, the same for all programs."""
+    # The sign tells the zeros apart, which are equal as keys.
+    return _constant(number, dtype, 0.0 if number else math.copysign(1.0, number))
 
 
 def as_value(x: Value | Number) -> Value:
@@ -177,6 +176,16 @@ def lift(data: Tensor, ndim: int) -> Tensor:
     return data.reshape(data.shape[0], *([1] * (ndim - data.ndim)), *data.shape[1:])
 
 
+def broadcast_shapes(a: tuple[int, ...], b: tuple[int, ...]) -> tuple[int, ...]:
+    """The common shape of two of equal rank. Raises KernelError where there is none."""
+    if a == b:
+        return a
+    for m, n in zip(a, b, strict=True):
+        if m != n and m != 1 and n != 1:
+            raise KernelError(f"blocks of shapes {list(a[1:])} and {list(b[1:])} do not broadcast")
+    return tuple(n if m == 1 else m for m, n in zip(a, b, strict=True))
+
+
 def join_taints(ndim: int, *taints: Tensor | None) -> Tensor | None:
     """Union of masks, each lifted to `ndim` axes; None if all are None."""
     joined: Tensor | None = None
@@ -189,14 +198,22 @@ def join_taints(ndim: int, *taints: Tensor | None) -> Tensor | None:
 
 def common_type(a: Value | Number, b: Value | Number, *, division: bool = False) -> DType:
     """The type in which two operands of an operator meet. Raises KernelError where there is none."""
-    types = [x.dtype if isinstance(x, Value) else None for x in (a, b)]
-    if any(isinstance(t, PointerType) for t in types):
+    if isinstance(a, Value) and isinstance(b, Value):
+        return promote(_scalar_type(a), _scalar_type(b), division=division)
+    if isinstance(a, Value):
+        return promote_literal(_number(b), _scalar_type(a), division=division)
+    if isinstance(b, Value):
+        return promote_literal(_number(a), _scalar_type(b), division=division)
+    return promote(type_of_literal(a), type_of_literal(b), division=division)
+
+
+def _scalar_type(x: Value) -> DType:
+    if not isinstance(x.dtype, DType):
         raise KernelError("this operator takes no pointer")
-    left, right = types
-    if isinstance(left, DType) and isinstance(right, DType):
-        return promote(left, right, division=division)
-    if isinstance(left, DType) and not isinstance(b, Value):
-        return promote_literal(b, left, division=division)
-    if isinstance(right, DType) and not isinstance(a, Value):
-        return promote_literal(a, right, division=division)
-    return promote(as_value(a).dtype, as_value(b).dtype, division=division)  # type: ignore[arg-type]
+    return x.dtype
+
+
+def _number(x: Value | Number) -> Number:
+    if not isinstance(x, (bool, int, float)):
+        raise KernelError(f"{type(x).__name__} is no tensor and no number")
+    return x
