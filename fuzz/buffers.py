@@ -89,7 +89,7 @@ class Buffer:
         """The element offset from the view's first element for a position in the image."""
         for low, high in self.watched:
             if position < high - low:
-                return low + position - self.view.storage_offset()
+                return low + position - int(self.view.storage_offset())
             position -= high - low
         raise IndexError(position)
 

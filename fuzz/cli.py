@@ -56,8 +56,10 @@ def doctor(as_json: Json = False) -> None:
     if as_json:
         _print_json(report.to_dict())
     else:
-        for line in report.lines():
-            print(line)
+        for name, value in report.rows():
+            print(f"{name:<20}{value}")
+        for advice in report.advice:
+            print(f"{advice.about}: {advice.why}{': ' + advice.command if advice.command else ''}")
 
 
 @app.command()
@@ -72,7 +74,7 @@ def targets(as_json: Json = False, modules: Modules = None) -> None:
         listed = {
             name: {
                 "operation": d.operation,
-                "engines": {engine: reason for engine, reason in rows[name].items()},
+                "engines": rows[name],
                 "convention_source": d.convention.source,
             }
             for name, d in known.items()
@@ -201,8 +203,8 @@ def bench(
     if as_json:
         _print_json(report.to_dict())
     else:
-        for line in report.lines():
-            print(line)
+        for row in report.rows():
+            print("{:<32}{:<28}{}".format(*row))
 
 
 def _print_json(data: Any) -> None:
@@ -228,10 +230,10 @@ def guarded(command: typer.Typer, arguments: Sequence[str] | None = None) -> int
     except SystemExit as stop:
         return stop.code if isinstance(stop.code, int) else Exit.CLEAN
     except EXPECTED as error:
-        stop = _stop_of(error)
-        if str(stop):
-            Console(stderr=True).print(Text(f"attn-oracle: {stop}"), soft_wrap=True)
-        return stop.code
+        expected = _stop_of(error)
+        if str(expected):
+            Console(stderr=True).print(Text(f"attn-oracle: {expected}"), soft_wrap=True)
+        return expected.code
     return Exit.CLEAN
 
 

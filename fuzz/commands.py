@@ -283,7 +283,7 @@ def finish(campaign: Campaign, skipped: Mapping[str, str], out: Path, as_json: b
     if as_json:
         print(json.dumps(summaries.to_dict(campaign, skipped, paths), indent=2))
     else:
-        console = Console()
+        console = wide_console()
         summaries.print_findings(found, paths, console)
         summaries.print_table(campaign, skipped, console)
     ran = sum(s.cases - s.verdicts[Verdict.UNSUPPORTED] for s in campaign.summaries.values())
@@ -291,6 +291,12 @@ def finish(campaign: Campaign, skipped: Mapping[str, str], out: Path, as_json: b
     if code is not Exit.CLEAN:
         errors = [o.harness_error for o in campaign.harness_errors]
         raise Stop(code, errors[0] if errors else "nothing asked for can run here" if code is Exit.NOTHING else "")
+
+
+def wide_console() -> Console:
+    """Stdout; where it is no terminal, wide enough for a table without folded words."""
+    console = Console()
+    return console if console.is_terminal else Console(width=160)
 
 
 def write_findings(found: Sequence[Finding], out: Path) -> dict[str, str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import importlib.util
 import sys
 from collections.abc import Sequence
 from fnmatch import fnmatchcase
@@ -52,7 +53,8 @@ def load(extra: Sequence[str] = ()) -> dict[str, Declaration]:
     ``extra`` are module names or paths of Python files. Raises ``RegistryError`` for a module that cannot be
     found and for a name that is declared twice.
     """
-    modules = [_import(name, BUILT_IN) for name in _import(BUILT_IN, "attn-oracle").MODULES]
+    built_in: tuple[str, ...] = _import(BUILT_IN, "attn-oracle").MODULES
+    modules = [_import(name, BUILT_IN) for name in built_in]
     modules += [_import(point.value, f"entry point {point.name}") for point in entry_points(group=GROUP)]
     for name in extra:
         modules.append(_load_file(Path(name)) if name.endswith(".py") else _import(name, "--targets"))

@@ -4,11 +4,11 @@
     out = sum_visible exp(s) * v_descale * v / (sum_visible exp(s) + exp(sink))
     lse = log sum_visible exp(s)                          natural base, sink excluded
 
-How it is fast with nothing but eager PyTorch: the kv heads are the batch of a matrix product whose rows are the queries
-of all heads that share one; the scale is the product's own factor; a column of ones behind V makes the second product
-sum the weights as well; masks touch only the blocks on the diagonal and at the window's edge. Where the logits cannot
-leave [-SAFE_LOGIT, SAFE_LOGIT] (Cauchy-Schwarz, or the cap) the exponentials fit float64 as they are and no maximum is
-needed. Elsewhere a running maximum is kept.
+How it is fast with nothing but eager PyTorch: the kv heads are the batch of a matrix product whose rows are
+the queries of all heads that share one; the scale is the product's own factor; a column of ones behind V
+makes the second product sum the weights as well; masks touch only the blocks on the diagonal and at the
+window's edge. Where the logits cannot leave [-SAFE_LOGIT, SAFE_LOGIT] (Cauchy-Schwarz, or the cap) the
+exponentials fit float64 as they are and no maximum is needed. Elsewhere a running maximum is kept.
 """
 
 import math
@@ -23,16 +23,16 @@ from oracle.merge import apply_sink
 from oracle.problem import Descale, Problem
 
 SAFE_LOGIT = 256.0
-"""exp(+-256) is about 1e+-111. Values of |v| up to 1e154 are checked for; so sums stay far from overflow, and products
-from underflow while |v| > 1e-180."""
+"""exp(+-256) is about 1e+-111. Values of |v| up to 1e154 are checked for; so sums stay far from overflow,
+and products from underflow while |v| > 1e-180."""
 
 _TAIL = 8
-"""Columns behind V: one of ones, the rest padding that keeps rows aligned and is never multiplied."""
+"""Columns behind V: one of ones, the rest zeros that keep rows aligned."""
 
 
 @dataclass(frozen=True, eq=False)
 class Solution:
-    """out: float64 [Tq, Hq, D_v]. lse: float64 [Tq, Hq], natural base, sink excluded; -inf where no key has weight."""
+    """out: float64 [Tq, Hq, D_v]. lse: float64 [Tq, Hq], natural base, sink excluded, -inf without keys."""
 
     out: Tensor
     lse: Tensor
@@ -42,7 +42,8 @@ class Solution:
 class Blocks:
     """Size of the working block: rows (queries times heads of a group), keys, and kv heads at a time.
 
-    ones: the weights of a row are summed by a column of ones behind V, in the product; else in a pass of their own.
+    ones: the weights of a row are summed by a column of ones behind V, in the product; else in a pass of
+    their own.
     """
 
     rows: int
@@ -73,16 +74,21 @@ def solve(
 ) -> Solution:
     """Solve a problem in float64 on `device` (default: the problem's own).
 
-    block_q, block_k, block_heads: rows, keys and kv heads of a block (defaults suit the device). Beyond float64 copies of
-    the operands, memory grows with block_q * block_k * block_heads, never with queries times keys.
-    Rows without a visible key, or whose visible logits are all -inf: out 0, lse -inf. Infinities and NaN of visible keys
-    propagate as IEEE arithmetic says: a weight is zero only where its logit is -inf, a logit of +inf gives out NaN and
-    lse +inf. Invisible keys reach nothing.
+    block_q, block_k, block_heads: rows, keys and kv heads of a block (defaults suit the device). Beyond
+    float64 copies of the operands, memory grows with block_q * block_k * block_heads, never with queries
+    times keys. Rows without a visible key, or whose visible logits are all -inf: out 0, lse -inf.
+    Infinities and NaN of visible keys
+    propagate as IEEE arithmetic says: a weight is zero only where its logit is -inf, a logit of +inf gives
+    out NaN and lse +inf. Invisible keys reach nothing. Values whose sum over the keys overflows float64 may
+    overflow here.
     """
     where = problem.device if device is None else torch.device(device)
     default = CPU_BLOCKS if where.type == "cpu" else GPU_BLOCKS
     blocks = replace(
-        default, rows=block_q or default.rows, keys=block_k or default.keys, heads=block_heads or default.heads
+        default,
+        rows=block_q or default.rows,
+        keys=block_k or default.keys,
+        heads=block_heads or default.heads,
     )
     problem = _in_order(problem)
     out = torch.empty(problem.q.shape[0], problem.q_heads, problem.dim_v, dtype=torch.float64, device=where)
@@ -95,7 +101,9 @@ def solve(
 
 
 def lse_with_sink(lse: Tensor, sinks: Tensor) -> Tensor:
-    """The natural LSE [..., H] with the sinks [H] counted in: what a convention with `lse_includes_sink` returns."""
+    """The natural LSE [..., H] with the sinks [H] counted in: what a convention with `lse_includes_sink`
+    returns.
+    """
     return torch.logaddexp(lse.double(), sinks.to(device=lse.device, dtype=torch.float64))
 
 
@@ -163,13 +171,15 @@ def _solve_batch(problem: Problem, members: Sequence[int], blocks: Blocks, out: 
 def _positions_of(problem: Problem, members: Sequence[int]) -> list[Tensor] | None:
     if problem.kv_positions is None:
         return None
-    parts = problem.positions().split(list(problem.kv_lens))
+    parts = torch.split(problem.positions(), list(problem.kv_lens))
     return [parts[i] for i in members]
 
 
 @dataclass(frozen=True, eq=False)
 class _Rows:
-    """Where the tokens of a batch lie among the concatenated ones: `count` each (requests padded to the longest)."""
+    """Where the tokens of a batch lie among the concatenated ones: `count` each (requests padded to the
+    longest).
+    """
 
     count: int
     device: torch.device
@@ -182,7 +192,9 @@ class _Rows:
         return _Rows(count, device, (torch.tensor(starts).unsqueeze(1) + torch.arange(count)).to(device))
 
     def take(self, x: Tensor) -> Tensor:
-        """[B, count, ...] in float64 of a tensor over all tokens. Padding reads some token: nothing sees it."""
+        """[B, count, ...] in float64 of a tensor over all tokens. Padding reads some token: nothing sees
+        it.
+        """
         if isinstance(self.index, slice):
             return x[self.index].unsqueeze(0).to(self.device, torch.float64)
         return x[self.index.to(x.device).clamp(max=x.shape[0] - 1)].to(self.device, torch.float64)
@@ -214,9 +226,11 @@ def _number(descale: Descale) -> float:
 
 @dataclass(frozen=True, eq=False)
 class _Sums:
-    """What a block of R queries * heads of a group collects over its keys, for n of the N matrices. All float64.
+    """What a block of R queries * heads of a group collects over its keys, for n of the N matrices. All
+    float64.
 
-    values [n, R, D_v (+ tail)]: sum of exp(s - top) v. weight [n, R]: sum of exp(s - top), a column of values or apart.
+    values [n, R, D_v (+ tail)]: sum of exp(s - top) v. weight [n, R]: sum of exp(s - top), a column of
+    values or apart.
     top [n, R]: largest logit so far; None if the logits need no shift.
     flawed [n, R, 3 * D_v]: how many visible keys had each flaw (`_split_flaws`); None if none has.
     """
@@ -235,7 +249,7 @@ class _Sums:
         # A row without weight has values 0 as well, and stays 0.
         weight = self.weight.masked_fill(self.weight == 0, 1.0)
         dim_v = out.shape[-1]
-        values = self.values.unflatten(1, shape[2:]).unflatten(0, shape[:2])[..., :dim_v].transpose(1, 2)
+        values = self.values[..., :dim_v].view(*shape, dim_v).transpose(1, 2)
         torch.div(values, weight.view(*shape, 1).transpose(1, 2), out=out)
         if self.flawed is not None:
             flawed = self.flawed.view(*shape, 3 * dim_v).transpose(1, 2) > 0
@@ -245,7 +259,8 @@ class _Sums:
 
 @dataclass(frozen=True, eq=False)
 class _Work:
-    """One batch as N = requests * kv heads matrices of R = queries * group rows (query, head of the group). All float64.
+    """One batch as N = requests * kv heads matrices of R = queries * group rows (query, head of the group).
+    All float64.
 
     q [N, R, D_qk], k_t [N, D_qk, K], v [N, K, D_v (+ tail: ones, then zeros)]: finite.
     flaws [N, K, 3 * D_v]: ones where v was +inf, -inf, NaN (there v holds 0); None if nowhere.
@@ -267,7 +282,7 @@ class _Work:
     def of(problem: Problem, queries: _Rows, keys: _Rows, requests: int, *, ones: bool) -> "_Work":
         kv_heads, group, dim_v = problem.kv_heads, problem.group, problem.dim_v
         q = queries.operand(problem.q, problem.q_descale)
-        k = keys.operand(problem.k, problem.k_descale)
+        k = keys.operand(problem.k, problem.k_descale).transpose(1, 2).flatten(0, 1).contiguous()
         v = keys.operand(problem.v, problem.v_descale).transpose(1, 2)
         alpha = problem.scale * _number(problem.q_descale) * _number(problem.k_descale)
         longest = [torch.linalg.vector_norm(x, dim=-1).amax() for x in (q, k)]
@@ -275,7 +290,7 @@ class _Work:
         padded[..., dim_v:] = 0.0
         padded[..., dim_v : dim_v + 1] = 1.0
         values = padded[..., :dim_v]
-        values.unflatten(0, (requests, kv_heads)).copy_(v)
+        values.view(requests, kv_heads, keys.count, dim_v).copy_(v)
         if (factor := _number(problem.v_descale)) != 1.0:
             values.mul_(factor)
         square = torch.dot(padded.view(-1), padded.view(-1))
@@ -284,8 +299,10 @@ class _Work:
         # The sum of squares is finite only if every value is, and below 1e154.
         tame = math.isfinite(v_square)
         return _Work(
-            q=q.unflatten(2, (kv_heads, group)).transpose(1, 2).reshape(requests * kv_heads, -1, problem.dim_qk),
-            k_t=k.transpose(1, 2).flatten(0, 1).transpose(1, 2),
+            q=q.unflatten(2, (kv_heads, group))
+            .transpose(1, 2)
+            .reshape(requests * kv_heads, -1, problem.dim_qk),
+            k_t=k.transpose(1, 2),
             v=padded,
             flaws=None if tame else _split_flaws(values),
             bounded=tame and bound <= SAFE_LOGIT,
@@ -296,7 +313,9 @@ class _Work:
             cap=problem.soft_cap,
         )
 
-    def run(self, ranges: KeyRanges, plan: Sequence[QueryBlock], blocks: Blocks, out: Tensor, lse: Tensor) -> None:
+    def run(
+        self, ranges: KeyRanges, plan: Sequence[QueryBlock], blocks: Blocks, out: Tensor, lse: Tensor
+    ) -> None:
         """Fill out [B, queries, heads, group, D_v] and lse [B, queries, heads, group], block by block."""
         count = self.q.shape[0]
         at_once = count if self.requests > 1 else min(blocks.heads, count)
@@ -305,16 +324,17 @@ class _Work:
         logits = self.q.new_empty(at_once * rows * widest)
         values = self.q.new_empty(at_once * rows * self.v.shape[2])
         lo, hi = (x.to(self.q.device).unsqueeze(-1) for x in (ranges.lo, ranges.hi))
-        for block in plan:
-            part = slice(block.start, block.stop)
-            hidden = [_hidden(lo[:, part], hi[:, part], keys) for keys in block.keys]
-            for first in range(0, count, at_once):
-                heads = slice(first, first + at_once)
+        # Heads outside: the keys and values of those at hand stay in cache.
+        for first in range(0, count, at_once):
+            heads = slice(first, first + at_once)
+            those = slice(None) if self.requests > 1 else heads
+            for block in plan:
+                part = slice(block.start, block.stop)
                 q = self.q[heads, block.start * self.group : block.stop * self.group]
                 sums = self._sums(q.shape[0], q.shape[1], values)
-                for keys, mask in zip(block.keys, hidden, strict=True):
-                    self._add(sums, q, heads, slice(keys.start, keys.stop), mask, logits)
-                those = slice(None) if self.requests > 1 else heads
+                for keys in block.keys:
+                    hidden = _hidden(lo[:, part], hi[:, part], keys)
+                    self._add(sums, q, heads, slice(keys.start, keys.stop), hidden, logits)
                 sums.write(out[:, part, those], lse[:, part, those])
 
     def _sums(self, heads: int, rows: int, memory: Tensor) -> _Sums:
@@ -328,8 +348,12 @@ class _Work:
             flawed=None if self.flaws is None else values.new_zeros(heads, rows, 3 * self.dim_v),
         )
 
-    def _add(self, sums: _Sums, q: Tensor, heads: slice, keys: slice, hidden: Tensor | None, memory: Tensor) -> None:
-        """Add one block of keys. hidden [B, queries, keys] marks the pairs that are not visible (None: all are)."""
+    def _add(
+        self, sums: _Sums, q: Tensor, heads: slice, keys: slice, hidden: Tensor | None, memory: Tensor
+    ) -> None:
+        """Add one block of keys. hidden [B, queries, keys] marks the pairs that are not visible (None: all
+        are).
+        """
         k_t, v = self.k_t[heads, :, keys], self.v[heads, keys]
         shape = (q.shape[0], q.shape[1], k_t.shape[2])
         s = memory[: math.prod(shape)].view(shape)
@@ -366,12 +390,12 @@ def _hidden(lo: Tensor, hi: Tensor, keys: KeyBlock) -> Tensor | None:
 
 
 def _finite(top: Tensor) -> Tensor:
-    """The shift of a row: its largest logit, or 0 where that is infinite or NaN, so that infinities stay what they are."""
+    """The shift of a row: its largest logit, or 0 where that is infinite or NaN, which then stays so."""
     return top.masked_fill(~top.isfinite(), 0.0)
 
 
 def _shift(s: Tensor, sums: _Sums, top: Tensor) -> None:
-    """Raise the row maxima `top` to those of s as well, rescale the sums to them, and subtract them from s."""
+    """Raise the row maxima `top` to those of s too, rescale the sums to them, and subtract them from s."""
     raised = torch.maximum(top, s.amax(-1))
     factor = (top - raised).exp_().masked_fill_(top == raised, 1.0)
     sums.values.mul_(factor.unsqueeze(-1))
@@ -382,7 +406,9 @@ def _shift(s: Tensor, sums: _Sums, top: Tensor) -> None:
 
 
 def _split_flaws(values: Tensor) -> Tensor | None:
-    """Replace what is not finite by 0 and return where it was; None if all is finite after all (only very large)."""
+    """Replace what is not finite by 0 and return where it was; None if all is finite after all (only very
+    large).
+    """
     if bool(values.isfinite().all()):
         return None
     flaws = torch.cat([values == math.inf, values == -math.inf, values.isnan()], -1)
@@ -391,7 +417,9 @@ def _split_flaws(values: Tensor) -> Tensor | None:
 
 
 def _count_flaws(flawed: Tensor, s: Tensor, visible: Tensor, flaws: Tensor) -> None:
-    """Count flaws of visible keys per row. Where a weight is zero (logit -inf), an infinite value is a NaN: 0 * inf."""
+    """Count flaws of visible keys per row. Where a weight is zero (logit -inf), an infinite value is a NaN:
+    0 * inf.
+    """
     dead = (s == -math.inf).double() * visible
     flawed.baddbmm_(visible - dead, flaws)
     any_flaw = sum(flaws.chunk(3, -1), start=torch.zeros(()).to(flaws))

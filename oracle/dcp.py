@@ -1,8 +1,8 @@
 """Who owns which position in decode context parallel (DCP): N ranks share the keys of one request.
 
-Blocks of `interleave` (S) consecutive positions go round the ranks: position p lies in block p // S, on rank (p // S) % N.
-Physical slots are *widened*: a slot number is row * N + rank, so the owner reads row slot // N of its pool.
-Pure integer arithmetic; every function raises ValueError on a number out of range.
+Blocks of `interleave` (S) consecutive positions go round the ranks: position p lies in block p // S, on
+rank (p // S) % N. Physical slots are *widened*: a slot number is row * N + rank, so the owner reads row
+slot // N of its pool. Pure integer arithmetic; every function raises ValueError on a number out of range.
 """
 
 
@@ -30,7 +30,7 @@ def local_index(position: int, ranks: int, interleave: int = 1) -> int:
 
 
 def global_position(index: int, rank: int, ranks: int, interleave: int = 1) -> int:
-    """Position whose owner is `rank` and whose local index is `index`: the inverse of (owner, local_index)."""
+    """Position whose owner is `rank` and whose local index is `index`: inverse of (owner, local_index)."""
     _check(ranks, rank, interleave, index)
     return (index // interleave * ranks + rank) * interleave + index % interleave
 

@@ -1,27 +1,31 @@
 """Which keys a query sees, as ranges of keys, and which blocks of keys a block of queries needs.
 
-With the keys of a request in order of position, causality and the window leave every query one contiguous range
-[lo, hi) of them, whichever keys were given. Attention does not depend on the order of keys, so unordered keys are sorted
-first (`key_order`).
+With the keys of a request in order of position, causality and the window leave every query one contiguous
+range [lo, hi) of them, whichever keys were given. Attention does not depend on the order of keys, so
+unordered keys are sorted first (`key_order`).
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 ALIGNMENT = 16
-"""Full blocks start and end at multiples of this many keys where they meet masked ones: aligned rows multiply faster."""
+"""Full blocks start and end at multiples of this many keys where they meet masked ones: aligned rows
+multiply faster.
+"""
 
 _NO_KEY = 1 << 62  # beyond any position, and exact as the float that pad_sequence takes
 
 
 @dataclass(frozen=True, eq=False)
 class KeyRanges:
-    """Visible keys of B requests of at most Q queries: key j is visible to query (b, i) if lo[b, i] <= j < hi[b, i].
+    """Visible keys of B requests of at most Q queries: key j is visible to query (b, i) if lo[b, i] <= j <
+    hi[b, i].
 
-    lo, hi: int64 [B, Q] on the CPU. Queries without a visible key, and those past the end of a request, have lo = hi = 0.
+    lo, hi: int64 [B, Q] on the CPU. Queries without a visible key, and those past the end of a request,
+    have lo = hi = 0.
     """
 
     lo: Tensor
@@ -66,7 +70,7 @@ def key_order(positions: Tensor, kv_lens: Sequence[int]) -> Tensor | None:
 
     positions: int64 [Tk] on the CPU.
     """
-    parts = positions.split(list(kv_lens))
+    parts = torch.split(positions, list(kv_lens))
     if all(bool((part[1:] > part[:-1]).all()) for part in parts):
         return None
     starts = torch.tensor(kv_lens, dtype=torch.int64).cumsum(0).sub_(torch.tensor(kv_lens)).tolist()
@@ -111,27 +115,31 @@ def _keys_up_to(position: Tensor, kv_len: Tensor, table: Tensor | None) -> Tenso
 
 
 def plan_blocks(ranges: KeyRanges, block_q: int, block_k: int) -> list[QueryBlock]:
-    """Blocks of at most block_q queries by block_k keys that cover every visible pair; all others are skipped.
+    """Blocks of at most block_q queries by block_k keys that cover every visible pair; others are skipped.
 
-    A run of keys that every query of the block sees is cut out of the masked ones around it, so that only blocks on the
-    diagonal and at the edge of the window need a mask. Every query is in a block, be it one without keys.
+    A run of keys that every query of the block sees is cut out of the masked ones around it, so that only
+    blocks on the diagonal and at the edge of the window need a mask. Every query is in a block, be it one
+    without keys.
     """
     queries = ranges.lo.shape[1]
     starts = range(0, queries, block_q)
-    # Per block: the keys that some query sees [low, high), and those that every query sees [full_low, full_high).
-    low, full_low = ([int(x.min()) for x in ranges._low().split(block_q, 1)], _maxima(ranges.lo, block_q))
-    high, full_high = _maxima(ranges.hi, block_q), [int(x.min()) for x in ranges.hi.split(block_q, 1)]
+    if not starts:
+        return []
+    # Per block: the keys that some query sees, and those that every query sees.
+    low, high = _per_block(ranges._low(), block_q, torch.amin), _per_block(ranges.hi, block_q, torch.amax)
+    all_low, all_high = _per_block(ranges.lo, block_q, torch.amax), _per_block(ranges.hi, block_q, torch.amin)
     return [
-        QueryBlock(start, min(start + block_q, queries), _cut(low[i], high[i], full_low[i], full_high[i], block_k))
-        for i, start in enumerate(starts)
+        QueryBlock(start, min(start + block_q, queries), _cut((a, b), (c, d), block_k))
+        for start, a, b, c, d in zip(starts, low, high, all_low, all_high, strict=True)
     ]
 
 
-def _maxima(x: Tensor, block_q: int) -> list[int]:
-    return [int(part.max()) for part in x.split(block_q, 1)]
+def _per_block(x: Tensor, block_q: int, reduce: Callable[[Tensor], Tensor]) -> list[int]:
+    return [int(reduce(part)) for part in torch.split(x, block_q, 1)]
 
 
-def _cut(low: int, high: int, full_low: int, full_high: int, block_k: int) -> tuple[KeyBlock, ...]:
+def _cut(seen: tuple[int, int], seen_by_all: tuple[int, int], block_k: int) -> tuple[KeyBlock, ...]:
+    (low, high), (full_low, full_high) = seen, seen_by_all
     if low >= high:
         return ()
     if low >= full_low and high <= full_high:

@@ -1,7 +1,7 @@
 """Merging partial attention states: splits of the keys, prefix and new part, ranks.
 
-A state is (out, lse): the normalised output over some keys and the log of their summed weight, sink excluded. The empty
-state is (0, -inf) and is the identity; sinks enter once, after the last merge.
+A state is (out, lse): the normalised output over some keys and the log of their summed weight, sink
+excluded. The empty state is (0, -inf) and is the identity; sinks enter once, after the last merge.
 """
 
 import math
@@ -15,9 +15,9 @@ from oracle.kinds import LseBase
 def merge_states(outs: Tensor, lses: Tensor, base: LseBase = LseBase.NATURAL) -> tuple[Tensor, Tensor]:
     """Merge N partial states into one, in float64: out [..., H, D], lse [..., H] in the base given.
 
-    outs [N, ..., H, D] and lses [N, ..., H] are any floating dtypes. A state with lse = -inf contributes nothing, whatever
-    its output holds, NaN included. No state with weight gives (0, -inf). lse = +inf or NaN makes the row NaN.
-    Raises ValueError if the shapes do not belong together.
+    outs [N, ..., H, D] and lses [N, ..., H] are any floating dtypes. A state with lse = -inf contributes
+    nothing, whatever its output holds, NaN included. No state with weight gives (0, -inf). lse = +inf or
+    NaN makes the row NaN. Raises ValueError if the shapes do not belong together.
     """
     if outs.ndim < 2 or outs.shape[:-1] != lses.shape:
         raise ValueError(
@@ -37,7 +37,8 @@ def merge_states(outs: Tensor, lses: Tensor, base: LseBase = LseBase.NATURAL) ->
 
 
 def apply_sink(out: Tensor, lse: Tensor, sinks: Tensor, base: LseBase = LseBase.NATURAL) -> Tensor:
-    """Output [..., H, D] once the sinks [H], logits in natural units, are in the denominator. lse [..., H] excludes them.
+    """Output [..., H, D] once the sinks [H], logits in natural units, are in the denominator. lse [..., H]
+    excludes them.
 
     out * exp(lse) / (exp(lse) + exp(sink)), written as a sigmoid so that neither exponential overflows.
     """

@@ -1,7 +1,7 @@
 """The mathematics of one attention call: ragged q, k, v, scale, masks, sinks, soft cap, descales.
 
-A problem knows nothing of layouts, pages, or the conventions of a kernel; `oracle.attention.solve` says what it must
-return.
+A problem knows nothing of layouts, pages, or the conventions of a kernel; `oracle.attention.solve` says
+what it must return.
 """
 
 import math
@@ -24,21 +24,28 @@ class ProblemError(ValueError):
 class Problem:
     """One attention call over `R` requests, whose tokens are concatenated in order.
 
-    Shapes: q [Tq, Hq, D_qk], k [Tk, Hkv, D_qk], v [Tk, Hkv, D_v], of any floating dtypes, on one device. Query head h
-    reads kv head h // (Hq / Hkv). Float8 tensors are read as the values that their bytes stand for.
+    Shapes: q [Tq, Hq, D_qk], k [Tk, Hkv, D_qk], v [Tk, Hkv, D_v], of any floating dtypes, on one device.
+    Query head h reads kv head h // (Hq / Hkv). Float8 tensors are read as the values that their bytes stand
+    for.
 
     q_lens, kv_lens: queries of, and keys given for, each request.
-    context_lens: L of each request; its keys have positions 0..L-1 and its queries sit at L - q_len .. L - 1 (so that
+    context_lens: L of each request; its keys have positions 0..L-1 and its queries sit at L - q_len .. L -
+    1 (so that
         with q_len > L the first queries have negative positions). Default: kv_lens.
-    kv_positions: [Tk] integers, the position of every given key, distinct within a request, in any order. For calls
+    kv_positions: [Tk] integers, the position of every given key, distinct within a request, in any order.
+    For calls
         that see only some keys: a prefix, one split, one rank. Default: 0 .. kv_len - 1 in each request.
     scale: factor of q . k.
     causal: key j is visible to a query at p only if j <= p.
-    window: key j is visible to a query at p only if p - window < j (so the window counts the query's own key).
-    sinks: [Hq] logits in natural units, neither scaled nor capped nor masked. They enter the denominator only.
+    window: key j is visible to a query at p only if p - window < j (so the window counts the query's own
+    key).
+    sinks: [Hq] logits in natural units, neither scaled nor capped nor masked. They enter the denominator
+    only.
     soft_cap: cap * tanh(logit / cap), after the scale, before the mask.
-    q_descale, k_descale, v_descale: factors of the operand: a number, a tensor with one element, or a tensor that
-        broadcasts to [T, H] of its operand ([1, H] per head, [T, 1] per token). Per request or page: expand first.
+    q_descale, k_descale, v_descale: factors of the operand: a number, a tensor with one element, or a
+    tensor that
+        broadcasts to [T, H] of its operand ([1, H] per head, [T, 1] per token). Per request or page: expand
+        first.
 
     Raises ProblemError on construction if a field is not allowed.
     """
@@ -120,14 +127,15 @@ class Problem:
         return torch.cat([torch.arange(n) for n in (*self.kv_lens, 0)])
 
     def subset(self, keep: Tensor) -> "Problem":
-        """The same call, given only the keys where the bool mask `keep` [Tk] is true (a prefix, a split, a rank).
+        """The same call, given only the keys where the bool mask `keep` [Tk] is true (a prefix, a split, a
+        rank).
 
         Raises ProblemError if `keep` is not a bool tensor of one element per key.
         """
         if keep.dtype != torch.bool or keep.shape != self.k.shape[:1]:
             raise ProblemError(f"keep: allowed is a bool tensor [{self.k.shape[0]}], got {_describe(keep)}")
         kept = keep.to("cpu")
-        counts = tuple(int(part.sum()) for part in kept.split(list(self.kv_lens)))
+        counts = tuple(int(part.sum()) for part in torch.split(kept, list(self.kv_lens)))
         return self.take_keys(kept.nonzero().squeeze(1), counts)
 
     def take_keys(self, index: Tensor, kv_lens: tuple[int, ...]) -> "Problem":
@@ -185,9 +193,13 @@ def _check_lengths(p: Problem) -> None:
         ok = isinstance(values, tuple) and all(type(n) is int and n >= 0 for n in values)
         _require(ok, name, "a tuple of integers >= 0", values)
     if len(p.kv_lens) != len(p.q_lens):
-        raise ProblemError(f"kv_lens: allowed is one length per request ({len(p.q_lens)}), got {len(p.kv_lens)}")
+        raise ProblemError(
+            f"kv_lens: allowed is one length per request ({len(p.q_lens)}), got {len(p.kv_lens)}"
+        )
     if len(p.contexts) != len(p.q_lens):
-        raise ProblemError(f"context_lens: allowed is one length per request ({len(p.q_lens)}), got {len(p.contexts)}")
+        raise ProblemError(
+            f"context_lens: allowed is one length per request ({len(p.q_lens)}), got {len(p.contexts)}"
+        )
     _require(sum(p.q_lens) == p.q.shape[0], "q_lens", f"a sum of q's {p.q.shape[0]} tokens", p.q_lens)
     _require(sum(p.kv_lens) == p.k.shape[0], "kv_lens", f"a sum of k's {p.k.shape[0]} tokens", p.kv_lens)
     fits = all(n <= length for n, length in zip(p.kv_lens, p.contexts, strict=True))
@@ -195,7 +207,9 @@ def _check_lengths(p: Problem) -> None:
 
 
 def _check_numbers(p: Problem) -> None:
-    _require(isinstance(p.scale, (int, float)) and math.isfinite(p.scale), "scale", "a finite number", p.scale)
+    _require(
+        isinstance(p.scale, (int, float)) and math.isfinite(p.scale), "scale", "a finite number", p.scale
+    )
     _require(isinstance(p.causal, bool), "causal", "True or False", p.causal)
     _require(
         p.window is None or (type(p.window) is int and p.window >= 1),
@@ -212,7 +226,8 @@ def _check_numbers(p: Problem) -> None:
     )
     sinks = p.sinks
     _require(
-        sinks is None or (isinstance(sinks, Tensor) and sinks.is_floating_point() and sinks.shape == p.q.shape[1:2]),
+        sinks is None
+        or (isinstance(sinks, Tensor) and sinks.is_floating_point() and sinks.shape == p.q.shape[1:2]),
         "sinks",
         f"None or a floating tensor [{p.q.shape[1]}]",
         sinks,
@@ -243,5 +258,6 @@ def _check_positions(positions: Tensor, kv_lens: tuple[int, ...], contexts: tupl
         raise ProblemError("kv_positions: allowed are 0 .. context_len - 1 of each request, got one outside")
     # One number per (request, position): requests are spaced by the longest context.
     keys = request * max(contexts, default=0) + on_cpu
-    if keys.unique().numel() != total:
+    ordered = keys.sort().values
+    if bool((ordered[1:] == ordered[:-1]).any()):
         raise ProblemError("kv_positions: allowed are distinct positions in each request, got one twice")

@@ -47,7 +47,7 @@ class TargetSummary:
     verdicts: Counter[Verdict] = field(default_factory=Counter)
     skipped: Counter[str] = field(default_factory=Counter)
     findings: list[Finding] = field(default_factory=list)
-    seconds: Counter[str] = field(default_factory=Counter)
+    seconds: dict[str, float] = field(default_factory=lambda: dict.fromkeys((*PHASES, "other"), 0.0))
 
     @property
     def name(self) -> str:
@@ -205,4 +205,4 @@ class Campaign:
             yield name, case
 
     def _spent(self, name: str) -> float:
-        return 0.0 if self.time_s is None else self.summaries[name].seconds.total()
+        return 0.0 if self.time_s is None else sum(self.summaries[name].seconds.values())

@@ -41,7 +41,7 @@ def poisoned_allocations(poison: Poison) -> Iterator[list[Buffer]]:
     try:
         for name, original in saved.items():
             setattr(torch, name, wrapped(original))
-        Tensor.new_empty = wrapped(saved_new)  # type: ignore[method-assign, assignment]
+        Tensor.new_empty = wrapped(saved_new)  # type: ignore[method-assign]
         yield handed
     finally:
         for name, original in saved.items():

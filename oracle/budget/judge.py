@@ -220,8 +220,7 @@ def _least_error(actual: Tensor, expected: Tensor, fmt: Format, rounding: Roundi
     exponent = torch.frexp(magnitude).exponent - 1
     spacing = torch.ldexp(torch.full_like(actual, 2 * fmt.unit_roundoff), exponent)
     spacing = spacing.clamp(min=2 * fmt.half_subnormal)
+    slack = spacing / 2
     if rounding is Rounding.TOWARD_ZERO:
-        slack = torch.where(outward | (actual == 0), spacing, 0.0)
-    else:
-        slack = spacing / 2
+        slack = spacing.masked_fill(~outward & (actual != 0), 0.0)
     return ((actual - expected).abs() - slack).clamp(min=0.0)

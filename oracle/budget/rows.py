@@ -380,7 +380,8 @@ def _partial_rounding(rows: Rows, a: Arithmetic) -> tuple[Tensor, float]:
         relative = math.expm1(math.log1p(relative) + 2 * math.log1p(u) + (p.ranks - 1) * math.log1p(reduce_u))
         absolute += 2 * a.absolute(a.rank) + (p.ranks - 1) * a.absolute(a.reduce)
         largest = min(largest, a.rank.max, a.reduce.max)
-    return torch.where(rows.reach * (1 + relative) > largest, math.inf, relative), absolute
+    too_large = rows.reach * (1 + relative) > largest
+    return torch.full_like(rows.reach, relative).masked_fill_(too_large, math.inf), absolute
 
 
 def _normalisation(weights: _Weights, a: Arithmetic) -> Tensor | float:

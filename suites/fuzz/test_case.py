@@ -62,13 +62,13 @@ def test_what_attention_cannot_be(changes: dict[str, Any], word: str) -> None:
 
 def test_missing_unknown_and_repeated_fields() -> None:
     plain = gather_case().to_dict()
-    with pytest.raises(CaseError, match="case.page_size: missing"):
+    with pytest.raises(CaseError, match=r"case.page_size: missing"):
         case_from_dict({k: v for k, v in plain.items() if k != "page_size"})
-    with pytest.raises(CaseError, match="case.colour: unknown"):
+    with pytest.raises(CaseError, match=r"case.colour: unknown"):
         case_from_dict(plain | {"colour": 1})
-    with pytest.raises(CaseError, match="case.schema: 2"):
+    with pytest.raises(CaseError, match=r"case.schema: 2"):
         case_from_dict(plain | {"schema": 2})
-    with pytest.raises(CaseError, match="case.schema: missing"):
+    with pytest.raises(CaseError, match=r"case.schema: missing"):
         case_from_dict({})
     with pytest.raises(CaseError, match="given twice"):
         case_from_json('{"schema": 1, "schema": 1}')
@@ -91,18 +91,25 @@ def test_files(tmp_path: Path) -> None:
         load_case(tmp_path / "absent.json")
 
 
+def refused_in_one_line_or_round_trips(text: str) -> None:
+    message = ""
+    try:
+        case = case_from_json(text)
+    except CaseError as error:
+        message = str(error)
+    else:
+        assert case_from_json(case.to_json()) == case
+    assert "\n" not in message
+    assert len(message) < 600
+
+
 _TEXT = gather_case().to_json()
 
 
 @given(st.integers(0, len(_TEXT) - 1), st.binary(max_size=4))
 def test_a_corrupted_file_is_refused_in_one_line_or_still_a_case(at: int, patch: bytes) -> None:
     raw = _TEXT.encode()[:at] + patch + _TEXT.encode()[at + len(patch) :]
-    try:
-        case = case_from_json(raw.decode("utf-8", "replace"))
-    except CaseError as error:
-        assert "\n" not in str(error)
-    else:
-        assert case_from_json(case.to_json()) == case
+    refused_in_one_line_or_round_trips(raw.decode("utf-8", "replace"))
 
 
 @given(
@@ -114,8 +121,4 @@ def test_a_corrupted_file_is_refused_in_one_line_or_still_a_case(at: int, patch:
     ),
 )
 def test_any_value_in_any_field_is_refused_in_one_line_or_fits(name: str, value: Any) -> None:
-    try:
-        case_from_json(json.dumps(gather_case().to_dict() | {name: value}))
-    except CaseError as error:
-        assert "\n" not in str(error)
-        assert len(str(error)) < 600
+    refused_in_one_line_or_round_trips(json.dumps(gather_case().to_dict() | {name: value}))

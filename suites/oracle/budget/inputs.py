@@ -40,9 +40,7 @@ def operands(
     family: str, t: int, n: int, heads: int, kv_heads: int, d: int, e: int, gen: torch.Generator
 ) -> tuple[Tensor, Tensor, Tensor]:
     """q [t, heads, d], k [n, kv_heads, d], v [n, kv_heads, e] in float32."""
-    q, k, v = (
-        torch.randn(*shape, generator=gen) for shape in ((t, heads, d), (n, kv_heads, d), (n, kv_heads, e))
-    )
+    q, k, v = (torch.randn(*shape, generator=gen) for shape in ((t, heads, d), (n, kv_heads, d), (n, kv_heads, e)))
     slope = torch.linspace(-1, 1, n).view(n, 1, 1) if n else torch.zeros(0, 1, 1)
     match family:
         case "near_uniform":

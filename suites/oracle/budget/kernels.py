@@ -194,9 +194,7 @@ class _Call:
         self.unit = torch.tensor(LOG2E if choices.base_two else 1.0, dtype=torch.float32)
         self.sink = None if problem.sinks is None else (problem.sinks.float() * self.unit).view(-1, 1)
         early_sink = self.sink is not None and choices.sink == "initial"
-        fused = (
-            choices.fused_argument and problem.soft_cap is None and not choices.scale_query and not early_sink
-        )
+        fused = choices.fused_argument and problem.soft_cap is None and not choices.scale_query and not early_sink
         self.scale = torch.tensor(problem.scale, dtype=torch.float32) * self.unit
         # What is left to multiply logits by: everything, or nothing.
         self.later = self.scale if fused else None
@@ -333,9 +331,7 @@ class _Call:
         whole = whole.masked_fill(whole == -math.inf, 0.0)
         out = torch.zeros_like(parts[0][0])
         for i, (partial, own) in enumerate(parts):
-            share = cast(
-                cast(partial, self.c.rank_dtype) * self.exp(own - whole).unsqueeze(-1), self.c.rank_dtype
-            )
+            share = cast(cast(partial, self.c.rank_dtype) * self.exp(own - whole).unsqueeze(-1), self.c.rank_dtype)
             out = share if i == 0 else cast(out + share, self.c.reduce_dtype)
         return out, lse
 

@@ -46,9 +46,7 @@ def levels(depth: float, value: float = 1.0, *, n: int = 64) -> Problem:
 
 def without_key(problem: Problem, key: int) -> Problem:
     keep = torch.arange(problem.k.shape[0]) != key
-    return replace(
-        problem, k=problem.k[keep], v=problem.v[keep], kv_lens=(problem.kv_lens[0] - 1,), causal=False
-    )
+    return replace(problem, k=problem.k[keep], v=problem.v[keep], kv_lens=(problem.kv_lens[0] - 1,), causal=False)
 
 
 def stale_value(problem: Problem, key: int) -> Problem:
@@ -139,10 +137,7 @@ def faults() -> list[Fault]:
         ("heads swapped", plain, lambda r: replace(r, out=r.out.flip(1)), "out"),
     ]
     return [
-        *(
-            Fault(name, p, c, replace(c, **other), None, None, seen)
-            for name, p, c, other, seen in with_choice
-        ),
+        *(Fault(name, p, c, replace(c, **other), None, None, seen) for name, p, c, other, seen in with_choice),
         *(Fault(name, p, BF16_WEIGHTS, None, wrong, None, seen) for name, p, wrong, seen in with_problem),
         *(Fault(name, p, KERNEL, None, None, change, seen) for name, p, change, seen in with_result),
     ]

@@ -20,9 +20,7 @@ def test_rounding_errs_by_no_more_than_the_format_says(fmt: Format, x: float, ex
     if float(value.abs()) > fmt.max:
         return
     error = abs(Fraction(float(widen(round_to(value, fmt.dtype)))) - Fraction(float(value)))
-    assert error <= max(
-        Fraction(fmt.unit_roundoff) * abs(Fraction(float(value))), Fraction(fmt.half_subnormal)
-    )
+    assert error <= max(Fraction(fmt.unit_roundoff) * abs(Fraction(float(value))), Fraction(fmt.half_subnormal))
 
 
 @pytest.mark.parametrize("fmt", FORMATS.values(), ids=lambda fmt: fmt.name)

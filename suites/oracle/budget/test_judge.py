@@ -28,17 +28,11 @@ def verdict_of(
     rounding: Rounding = Rounding.NEAREST_EVEN,
 ) -> Judgement:
     """Judge one row with one element per dimension."""
-    out, wanted, radius = (
-        torch.tensor(x, dtype=torch.float64).view(1, 1, -1) for x in (actual, expected, bound)
-    )
+    out, wanted, radius = (torch.tensor(x, dtype=torch.float64).view(1, 1, -1) for x in (actual, expected, bound))
     radius = radius.expand(wanted.shape)
-    bounds = Bounds(
-        radius, torch.zeros(1, 1), torch.full_like(radius, reach), torch.ones(1, dtype=torch.int64)
-    )
+    bounds = Bounds(radius, torch.zeros(1, 1), torch.full_like(radius, reach), torch.ones(1, dtype=torch.int64))
     narrow = out.to(DTYPES[dtype])
-    assert torch.equal(narrow.double().nan_to_num(7.0), out.nan_to_num(7.0)), (
-        "the test's value is not of the dtype"
-    )
+    assert torch.equal(narrow.double().nan_to_num(7.0), out.nan_to_num(7.0)), "the test's value is not of the dtype"
     return judge(
         narrow,
         None,
@@ -129,9 +123,7 @@ def test_truncated_output(actual: float, expected: float, bound: float, accepted
         ("e4m3fn", -448.0, INF, 1.0, False),
     ],
 )
-def test_values_that_are_not_finite(
-    dtype: str, actual: float, expected: float, bound: float, accepted: bool
-) -> None:
+def test_values_that_are_not_finite(dtype: str, actual: float, expected: float, bound: float, accepted: bool) -> None:
     assert passes(actual, expected, bound, dtype, reach=INF) is accepted
 
 
@@ -163,9 +155,7 @@ def rows(out: list[float], lse: list[float], keys: list[int], **options: Any) ->
     expected = torch.where(full, 0.5, 0.0).double().view(-1, 1, 1)
     expected_lse = torch.where(full, 1.0, -INF).double().view(-1, 1)
     bound = torch.where(full, 0.01, 0.0).double()
-    bounds = Bounds(
-        bound.view(-1, 1, 1), bound.view(-1, 1), torch.full((len(keys), 1, 1), 9.0).double(), seen
-    )
+    bounds = Bounds(bound.view(-1, 1, 1), bound.view(-1, 1), torch.full((len(keys), 1, 1), 9.0).double(), seen)
     return judge(
         torch.tensor(out).view(-1, 1, 1),
         torch.tensor(lse).view(-1, 1),

@@ -64,9 +64,7 @@ def close(a: torch.Tensor, b: torch.Tensor, size: float = 0.0) -> bool:
 
 @settings(max_examples=80, deadline=None)
 @given(seed=st.integers(0, 5000), loosening=st.sampled_from(LOOSENINGS))
-def test_loosening_a_field_never_shrinks_a_bound(
-    seed: int, loosening: tuple[dict[str, Any], dict[str, Any]]
-) -> None:
+def test_loosening_a_field_never_shrinks_a_bound(seed: int, loosening: tuple[dict[str, Any], dict[str, Any]]) -> None:
     case, dtype, _ = problem(seed, largest=40)
     before, after = (worst_case(case, replace(STRICT, **fields), input_dtype=dtype) for fields in loosening)
     # Of a spread near 0, float64 leaves some noise.
@@ -80,9 +78,7 @@ def test_each_loosening_matters_somewhere(loosening: tuple[dict[str, Any], dict[
     grown = False
     for seed in range(60):
         case, dtype, _ = problem(seed, largest=40)
-        before, after = (
-            worst_case(case, replace(STRICT, **fields), input_dtype=dtype) for fields in loosening
-        )
+        before, after = (worst_case(case, replace(STRICT, **fields), input_dtype=dtype) for fields in loosening)
         grown |= bool((after.out > before.out).any() or (after.lse > before.lse).any())
         if grown:
             break
