@@ -75,8 +75,9 @@ def test_a_report_accounts_for_every_name(monkeypatch: pytest.MonkeyPatch, capsy
 
 
 def test_rows_show_value_and_reason() -> None:
-    rows = BenchReport((figure("a"),), {"b": "no GPU"}).rows()
-    assert rows == [("a", "2 times", "against nothing; 1 ms"), ("b", "-", "no GPU")]
+    report = BenchReport((figure("a"),), {"b": "no GPU"})
+    assert report.rows() == [("a", "2 times", "against nothing; 1 ms"), ("b", "-", "no GPU")]
+    assert [line.split() for line in report.lines()][1] == ["b", "-", "no", "GPU"]
 
 
 def test_globs_select_figures() -> None:

@@ -18,6 +18,7 @@ from fuzz import engine as engines
 from fuzz.certify import Check, certify, rows
 from fuzz.certify.problems import examples
 from fuzz.certify.trial import Trial, judge
+from fuzz.engine.emulator.certify import certify as certify_emulator
 from oracle.fp8 import FORMATS, decode
 from oracle.kinds import Engine
 from oracle.layout import pack
@@ -46,6 +47,10 @@ def test_checks_are_plain_data(checks: list[Check]) -> None:
     assert again == checks
     assert rows(checks)[0][:3] == ("oracle", checks[0].name, "pass")
     assert rows([replace(checks[0], passed=False)])[0][2] == "FAIL"
+
+
+def test_the_emulator_s_own_checks_are_among_them(checks: list[Check]) -> None:
+    assert {c.name for c in certify_emulator()} <= {c.name for c in checks if c.room == "engine"}
 
 
 def is_two(answer: int) -> str | None:

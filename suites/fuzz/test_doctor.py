@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -51,6 +52,17 @@ def test_report_is_plain_data_and_has_every_engine_once() -> None:
     names = [name for name, _ in report.rows()]
     assert len(set(names)) == len(names)
     assert all(value for _, value in report.rows())
+
+
+def test_lines_show_every_row_and_every_advice() -> None:
+    found = doctor()
+    report = replace(
+        found, advice=(Advice("sglang", "its kernels are targets", "pip install it"), Advice("x", "y", ""))
+    )
+    lines = report.lines()
+    assert lines[-2:] == ["sglang: its kernels are targets: pip install it", "x: y"]
+    assert len(lines) == len(report.rows()) + 2
+    assert replace(found, advice=()).lines()[-1] == "nothing is missing"
 
 
 def test_hip_was_never_executed_and_the_emulator_works_anywhere() -> None:
