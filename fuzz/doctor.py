@@ -77,6 +77,14 @@ class Report:
         found += [(f"engine {s.engine}", f"{'works' if s.usable else 'no'}: {s.detail}") for s in self.engines]
         return found
 
+    def lines(self) -> list[str]:
+        """The table as text, then what is missing and how to get it."""
+        width = max(len(name) for name, _ in self.rows())
+        found = [f"{name:<{width}}  {state}" for name, state in self.rows()]
+        for advice in self.advice:
+            found.append(f"{advice.about}: {advice.why}{': ' + advice.command if advice.command else ''}")
+        return found if self.advice else [*found, "nothing is missing"]
+
 
 def doctor() -> Report:
     """Look around. Imports no kernel package and runs no kernel."""

@@ -7,7 +7,7 @@ import math
 import torch
 
 from fuzz.bench.report import WORST_CASE, WORST_CASE_CUDA, Figure
-from fuzz.bench.timing import medians, nothing, shown, threads
+from fuzz.bench.timing import nothing, ratio, shown, take_turns, threads
 from oracle import philox
 from oracle.attention import solve
 from oracle.budget.worst_case import worst_case
@@ -45,10 +45,10 @@ def worst_case_cost(device: str) -> Figure:
         "budget": lambda: worst_case(problem, Precision(), input_dtype="bf16"),
     }
     with threads(THREADS):
-        found = medians(candidates, 5, nothing if device == "cpu" else torch.cuda.synchronize)
+        found = take_turns(candidates, 5, nothing if device == "cpu" else torch.cuda.synchronize)
     return Figure(
         WORST_CASE if device == "cpu" else WORST_CASE_CUDA,
-        found["budget"] / found["oracle"],
+        ratio(found, "budget", "oracle"),
         "times",
         f"the oracle alone, {REQUESTS} queries over {CONTEXT} keys, {KV_HEADS * GROUP} heads, D {DIM}, bf16",
         False,

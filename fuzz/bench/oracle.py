@@ -5,13 +5,14 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from fuzz.bench.report import ORACLE_CPU, ORACLE_CUDA, ORACLE_MATMUL, ORACLE_MEMORY, Figure, NotMeasured
-from fuzz.bench.timing import medians, shown, threads
+from fuzz.bench.timing import ratio, shown, take_turns, threads
 from oracle import philox
 from oracle.attention import solve
 from oracle.problem import Problem
@@ -42,15 +43,15 @@ def cpu_vs_sdpa() -> Figure:
     with threads(CPU_THREADS):
         for length, turns in ((CPU_LENGTH, 5), (CPU_LONGER, 3)):
             problem = causal_problem(length, "cpu")
-            found[length] = medians({"sdpa": sdpa(problem), "oracle": lambda p=problem: solve(p)}, turns)
-    ratio = {length: seconds["sdpa"] / seconds["oracle"] for length, seconds in found.items()}
+            found[length] = take_turns({"sdpa": sdpa(problem), "oracle": partial(solve, problem)}, turns)
+    faster = {length: ratio(times, "sdpa", "oracle") for length, times in found.items()}
     return Figure(
         ORACLE_CPU,
-        ratio[CPU_LENGTH],
+        faster[CPU_LENGTH],
         "times",
         f"torch SDPA float64, {CPU_LENGTH} tokens causal, {HEADS} heads, D {DIM}, {CPU_THREADS} threads",
         True,
-        f"{shown(found[CPU_LENGTH])}; {CPU_LONGER} tokens: {ratio[CPU_LONGER]:.3g} times, {shown(found[CPU_LONGER])}",
+        f"{shown(found[CPU_LENGTH])}; {CPU_LONGER} tokens: {faster[CPU_LONGER]:.3g} times, {shown(found[CPU_LONGER])}",
     )
 
 
@@ -71,9 +72,9 @@ def cuda_vs_sdpa() -> Figure:
     """Time of float64 SDPA over that of the oracle, on the GPU."""
     with _enough_memory():
         problem = causal_problem(CUDA_LENGTH, "cuda")
-        found = medians({"sdpa": sdpa(problem), "oracle": lambda: solve(problem)}, 5, torch.cuda.synchronize)
+        found = take_turns({"sdpa": sdpa(problem), "oracle": lambda: solve(problem)}, 5, torch.cuda.synchronize)
     return Figure(
-        ORACLE_CUDA, found["sdpa"] / found["oracle"], "times", f"torch SDPA float64, {_SHAPE}", True, shown(found)
+        ORACLE_CUDA, ratio(found, "sdpa", "oracle"), "times", f"torch SDPA float64, {_SHAPE}", True, shown(found)
     )
 
 
@@ -83,10 +84,10 @@ def cuda_vs_matmul() -> Figure:
         problem = causal_problem(CUDA_LENGTH, "cuda")
         a, b = (philox.normal(SEED, i, (MATMUL, MATMUL), "cuda").double() for i in (3, 4))
         candidates = {"oracle": lambda: solve(problem), "matmul": lambda: a @ b}
-        found = medians(candidates, 5, torch.cuda.synchronize)
+        found = take_turns(candidates, 5, torch.cuda.synchronize)
     # Two products of 2 * D operations for every visible pair, and half of the pairs are visible.
-    useful = 4 * HEADS * (CUDA_LENGTH * CUDA_LENGTH / 2) * DIM / found["oracle"]
-    rate = 2 * MATMUL**3 / found["matmul"]
+    useful = 4 * HEADS * (CUDA_LENGTH * CUDA_LENGTH / 2) * DIM / found["oracle"].median
+    rate = 2 * MATMUL**3 / found["matmul"].median
     return Figure(
         ORACLE_MATMUL,
         useful / rate,

@@ -78,3 +78,8 @@ class BenchReport:
         """Name, value and what it means or why there is none, for a table."""
         shown = [(f.name, f"{f.value:.3g} {f.unit}".strip(), f"against {f.against}; {f.detail}") for f in self.figures]
         return shown + [(name, "-", reason) for name, reason in self.not_measured.items()]
+
+    def lines(self) -> list[str]:
+        """The table as text."""
+        width = max((len(name) for name, _, _ in self.rows()), default=0)
+        return [f"{name:<{width}}  {value:>11}  {meaning}" for name, value, meaning in self.rows()]

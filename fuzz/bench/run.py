@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable, Sequence
 from fnmatch import fnmatchcase
@@ -32,6 +33,9 @@ def bench(engine: Engine, only: Sequence[str] = ()) -> BenchReport:
     progress goes to stderr. Raises ValueError for a glob that matches no figure.
     """
     wanted = select(only)
+    load, cores = os.getloadavg()[0], os.cpu_count() or 1
+    if load > cores / 2:
+        print(f"bench: this machine is busy (load {load:.1f}, {cores} cores): expect poor figures", file=sys.stderr)
     figures: list[Figure] = []
     reasons: dict[str, str] = {}
     for name in wanted:

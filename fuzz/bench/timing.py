@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from statistics import median
 
 import torch
@@ -14,15 +15,30 @@ def nothing() -> None:
     """For devices that need no waiting."""
 
 
-def medians(
+@dataclass(frozen=True)
+class Times:
+    """Seconds of each turn of one candidate."""
+
+    seconds: list[float] = field(default_factory=list)
+
+    @property
+    def median(self) -> float:
+        return median(self.seconds)
+
+    @property
+    def best(self) -> float:
+        return min(self.seconds)
+
+
+def take_turns(
     candidates: Mapping[str, Callable[[], object]], turns: int, wait: Callable[[], None] = nothing
-) -> dict[str, float]:
-    """Median seconds of each candidate over `turns` turns, after one that does not count.
+) -> dict[str, Times]:
+    """Times of each candidate over `turns` turns, after one that does not count.
 
     Each turn runs every candidate once, so that what else the machine does hits all of them alike. `wait` returns
     when the device is idle.
     """
-    seconds: dict[str, list[float]] = {name: [] for name in candidates}
+    times = {name: Times() for name in candidates}
     for turn in range(turns + 1):
         for name, run in candidates.items():
             wait()
@@ -30,8 +46,13 @@ def medians(
             run()
             wait()
             if turn:
-                seconds[name].append(time.perf_counter() - start)
-    return {name: median(found) for name, found in seconds.items()}
+                times[name].seconds.append(time.perf_counter() - start)
+    return times
+
+
+def ratio(times: Mapping[str, Times], above: str, below: str) -> float:
+    """Ratio of two candidates' medians."""
+    return times[above].median / times[below].median
 
 
 @contextmanager
@@ -45,6 +66,6 @@ def threads(count: int) -> Iterator[None]:
         torch.set_num_threads(before)
 
 
-def shown(seconds: Mapping[str, float]) -> str:
-    """The times in words."""
-    return ", ".join(f"{name} {1e3 * value:.4g} ms" for name, value in seconds.items())
+def shown(times: Mapping[str, Times]) -> str:
+    """The times in words: medians and, since a busy machine shows in the difference, the best."""
+    return ", ".join(f"{name} {1e3 * t.median:.4g} ms (best {1e3 * t.best:.4g})" for name, t in times.items())

@@ -8,6 +8,7 @@ from fuzz.certify.compiled import emulated
 from fuzz.certify.device import certify_device
 from fuzz.certify.oracle import certify_oracle
 from fuzz.certify.trial import Check, judge
+from fuzz.engine.emulator.certify import certify as certify_emulator
 from oracle.kinds import Engine
 
 __all__ = ["Check", "certify", "rows"]
@@ -24,4 +25,5 @@ def rows(checks: Sequence[Check]) -> list[tuple[str, str, str, str]]:
 
 
 def _emulator() -> list[Check]:
-    return [judge("kernels, emulated", "engine", emulated)]
+    own = [Check(c.name, "engine", c.passed, c.detail) for c in certify_emulator()]
+    return [*own, judge("kernels, emulated", "engine", emulated)]
