@@ -20,9 +20,7 @@ class Verdict(Enum):
     """What the journal of a finished chunk proves."""
 
     INDEPENDENT = auto()  # serial execution gives the same bits
-    LOADS_UNKNOWN = (
-        auto()
-    )  # a storage was loaded and stored to, and loads were not noted: run again with them
+    LOADS_UNKNOWN = auto()  # a storage was loaded and stored to, and loads were not noted: run again with them
     DEPENDENT = auto()  # two programs met at an address
 
 

@@ -46,9 +46,7 @@ class Buffer:
         raw.set_(storage, 0, (storage.nbytes() // element.itemsize,))  # type: ignore[call-overload]
         high = -1
         if tensor.numel():
-            high = sum(
-                (size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True)
-            )
+            high = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
         return Buffer(name, element, raw, int(tensor.storage_offset()), 0, int(high), storage.data_ptr())
 
     def retyped(self, element: DType) -> Buffer:
@@ -126,9 +124,7 @@ def store(pointer: Value, value: Value | Number, mask: Value | Number | None) ->
     buffer, element = target(pointer)
     value = cast(as_value(value), int8 if element is int1 else element)
     if len(value.shape) > len(pointer.shape):
-        raise KernelError(
-            f"a block of shape {list(value.shape)} cannot go to a pointer {list(pointer.shape)}"
-        )
+        raise KernelError(f"a block of shape {list(value.shape)} cannot go to a pointer {list(pointer.shape)}")
     lanes = _resolve(pointer, buffer, mask, FindingKind.OUT_OF_BOUNDS_STORE, like=value.data)
     shape = lanes.offsets.shape
     if value.undefined is not None:
@@ -155,9 +151,7 @@ def target(pointer: Value) -> tuple[Buffer, DType]:
 def _access(buffer: Buffer, lanes: _Lanes, programs: Tensor) -> Access:
     offsets = lanes.offsets.reshape(-1) if lanes.active is None else lanes.offsets[lanes.active]
     shape = lanes.offsets.shape
-    return Access(
-        buffer.storage, buffer.element.itemsize, offsets + buffer.base, shape, lanes.active, programs
-    )
+    return Access(buffer.storage, buffer.element.itemsize, offsets + buffer.base, shape, lanes.active, programs)
 
 
 def _resolve(
