@@ -30,7 +30,8 @@ def bench(engine: Engine, only: Sequence[str] = ()) -> BenchReport:
     """Measure every figure whose name matches one of the globs in `only` (all where there are none).
 
     Figures of the CPU are measured on any engine, those of a GPU if `engine` is one that runs here. Takes minutes;
-    progress goes to stderr. Raises UnknownFigure for a glob that matches nothing, EngineError if `engine` cannot run here.
+    progress goes to stderr. Raises UnknownFigure for a glob that matches nothing, and EngineError if `engine` cannot
+    run here.
     """
     wanted = select(only)
     unavailable = engines.unavailable(engine)
