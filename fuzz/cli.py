@@ -56,10 +56,7 @@ def doctor(as_json: Json = False) -> None:
     if as_json:
         _print_json(report.to_dict())
     else:
-        for name, value in report.rows():
-            print(f"{name:<20}{value}")
-        for advice in report.advice:
-            print(f"{advice.about}: {advice.why}{': ' + advice.command if advice.command else ''}")
+        print("\n".join(report.lines()))
 
 
 @app.command()
@@ -203,8 +200,7 @@ def bench(
     if as_json:
         _print_json(report.to_dict())
     else:
-        for row in report.rows():
-            print("{:<32}{:<28}{}".format(*row))
+        print("\n".join(report.lines()))
 
 
 def _print_json(data: Any) -> None:

@@ -61,7 +61,7 @@ class Blocks:
 
 
 CPU_BLOCKS = Blocks(rows=128, keys=512, heads=8)
-GPU_BLOCKS = Blocks(rows=512, keys=1024, heads=8)
+GPU_BLOCKS = Blocks(rows=1024, keys=4096, heads=8)
 
 
 def solve(
@@ -299,9 +299,7 @@ class _Work:
         # The sum of squares is finite only if every value is, and below 1e154.
         tame = math.isfinite(v_square)
         return _Work(
-            q=q.unflatten(2, (kv_heads, group))
-            .transpose(1, 2)
-            .reshape(requests * kv_heads, -1, problem.dim_qk),
+            q=q.unflatten(2, (kv_heads, group)).transpose(1, 2).reshape(requests * kv_heads, -1, problem.dim_qk),
             k_t=k.transpose(1, 2),
             v=padded,
             flaws=None if tame else _split_flaws(values),
@@ -313,9 +311,7 @@ class _Work:
             cap=problem.soft_cap,
         )
 
-    def run(
-        self, ranges: KeyRanges, plan: Sequence[QueryBlock], blocks: Blocks, out: Tensor, lse: Tensor
-    ) -> None:
+    def run(self, ranges: KeyRanges, plan: Sequence[QueryBlock], blocks: Blocks, out: Tensor, lse: Tensor) -> None:
         """Fill out [B, queries, heads, group, D_v] and lse [B, queries, heads, group], block by block."""
         count = self.q.shape[0]
         at_once = count if self.requests > 1 else min(blocks.heads, count)
@@ -348,9 +344,7 @@ class _Work:
             flawed=None if self.flaws is None else values.new_zeros(heads, rows, 3 * self.dim_v),
         )
 
-    def _add(
-        self, sums: _Sums, q: Tensor, heads: slice, keys: slice, hidden: Tensor | None, memory: Tensor
-    ) -> None:
+    def _add(self, sums: _Sums, q: Tensor, heads: slice, keys: slice, hidden: Tensor | None, memory: Tensor) -> None:
         """Add one block of keys. hidden [B, queries, keys] marks the pairs that are not visible (None: all
         are).
         """

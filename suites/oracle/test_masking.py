@@ -57,9 +57,7 @@ def test_ranges_and_blocks_agree_with_the_definition(
     q_lens, contexts = [q for q, _ in lengths], [c for _, c in lengths]
     ranges = key_ranges(q_lens, contexts, contexts, causal=causal, window=window)
     for b, (q_len, context) in enumerate(lengths):
-        expected = torch.tensor(visible(q_len, context, list(range(context)), causal, window)).view(
-            q_len, context
-        )
+        expected = torch.tensor(visible(q_len, context, list(range(context)), causal, window)).view(q_len, context)
         actual = dense(ranges, b, context)
         assert torch.equal(actual[:q_len], expected)
         assert not actual[q_len:].any()
@@ -86,9 +84,7 @@ def test_ranges_of_some_keys_agree_with_the_definition(
         positions=[torch.tensor(k, dtype=torch.int64) for k in keys],
     )
     for b, (given_keys, q_len) in enumerate(zip(keys, q_lens, strict=True)):
-        expected = torch.tensor(visible(q_len, contexts[b], given_keys, causal, window)).view(
-            q_len, len(given_keys)
-        )
+        expected = torch.tensor(visible(q_len, contexts[b], given_keys, causal, window)).view(q_len, len(given_keys))
         assert torch.equal(dense(ranges, b, len(given_keys))[:q_len], expected)
 
 

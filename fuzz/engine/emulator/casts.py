@@ -8,7 +8,6 @@ from fuzz.engine.emulator.dtypes import (
     DType,
     PointerType,
     ScalarType,
-    float32,
     int1,
     uint16,
     uint32,
@@ -137,9 +136,3 @@ def _cast_pointer(x: Value, dtype: ScalarType) -> Value:
     data = x.data if before == after else x.data * before // after
     buffer = x.buffer.retyped(dtype.element_ty)
     return Value(data, dtype, buffer=buffer, undefined=x.undefined, wrapped=x.wrapped)
-
-
-def as_float32(x: Value) -> Tensor:
-    """Data of a floating value widened to float32 (float64 stays)."""
-    data = real(x.data, x.dtype)  # type: ignore[arg-type]
-    return data if x.dtype.bits == 64 else data.to(float32.memory)

@@ -36,6 +36,7 @@ class Context:
 
     @property
     def running(self) -> bool:
+        """Whether a launch is under way."""
         return bool(self.kernel)
 
     def grew(self, elements: int) -> None:

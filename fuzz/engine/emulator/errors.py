@@ -53,9 +53,7 @@ class UnknownName(KernelError, AttributeError):
     """The kernel uses a name of the language that the emulator's table lacks."""
 
     def __init__(self, name: str) -> None:
-        super().__init__(
-            f"{name} is not known to the emulator; it can be added to the table in its lang module"
-        )
+        super().__init__(f"{name} is not known to the emulator; it can be added to the table in its lang module")
 
 
 class BatchTooLarge(Exception):

@@ -52,9 +52,7 @@ class JITFunction:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if not active().running:
-            raise KernelError(
-                f"{self.__name__} is a jitted function: only a kernel calls it, a grid launches it"
-            )
+            raise KernelError(f"{self.__name__} is a jitted function: only a kernel calls it, a grid launches it")
         return self.fn(*args, **kwargs)
 
     def __getitem__(self, grid: Any) -> Callable[..., "CompiledKernel"]:

@@ -20,9 +20,7 @@ class Verdict(Enum):
     """What the journal of a finished chunk proves."""
 
     INDEPENDENT = auto()  # serial execution gives the same bits
-    LOADS_UNKNOWN = (
-        auto()
-    )  # a storage was loaded and stored to, and loads were not noted: run again with them
+    LOADS_UNKNOWN = auto()  # a storage was loaded and stored to, and loads were not noted: run again with them
     DEPENDENT = auto()  # two programs met at an address
 
 
@@ -58,7 +56,10 @@ class _Store:
 
 @dataclass(slots=True)
 class Journal:
-    """Accesses of one chunk. Disabled for a chunk of one program, which nothing can take back or reorder."""
+    """Accesses of one chunk. Disabled for a chunk of one program, which nothing can take back or reorder.
+
+    `loaded`: storages that were loaded from. `loads`: the loads themselves, if `note_loads` asks for them.
+    """
 
     enabled: bool = False
     note_loads: bool = False
@@ -69,12 +70,6 @@ class Journal:
     def store(self, access: Access, raw: Tensor) -> None:
         """Note a store that is about to happen."""
         self.stores.append(_Store(access, raw, raw.index_select(0, access.index)))
-
-    def load(self, access: Access) -> None:
-        """Note a load."""
-        self.loaded.add(access.storage)
-        if self.note_loads:
-            self.loads.append(access)
 
     def mark(self) -> tuple[int, int]:
         """A point to which `take_back` can return."""

@@ -10,12 +10,13 @@ from types import ModuleType
 from typing import Any
 
 from fuzz.engine.emulator import blocks, dtypes, mathematics, reductions
+from fuzz.engine.emulator.atomics import atomic
 from fuzz.engine.emulator.casts import cast
 from fuzz.engine.emulator.context import active
 from fuzz.engine.emulator.dtypes import DType, PointerType
 from fuzz.engine.emulator.errors import KernelError, UnknownName
 from fuzz.engine.emulator.jit import Config, JITFunction, autotune, constexpr, heuristics, jit
-from fuzz.engine.emulator.memory import atomic, load, store
+from fuzz.engine.emulator.memory import load, store
 from fuzz.engine.emulator.operators import arithmetic, bitwise, to, where
 from fuzz.engine.emulator.rewrite import Runtime
 from fuzz.engine.emulator.value import Value
@@ -28,17 +29,13 @@ class PropagateNan(StrEnum):
     ALL = "all"
 
 
-def _load(
-    pointer: Value, mask: Any = None, other: Any = None, boundary_check: Any = (), *_: Any, **__: Any
-) -> Value:
+def _load(pointer: Value, mask: Any = None, other: Any = None, boundary_check: Any = (), *_: Any, **__: Any) -> Value:
     """Elements behind pointers; cache hints mean nothing here."""
     _no_block_pointer(boundary_check)
     return load(pointer, mask, other)
 
 
-def _store(
-    pointer: Value, value: Any, mask: Any = None, boundary_check: Any = (), *_: Any, **__: Any
-) -> None:
+def _store(pointer: Value, value: Any, mask: Any = None, boundary_check: Any = (), *_: Any, **__: Any) -> None:
     """Write elements behind pointers."""
     _no_block_pointer(boundary_check)
     store(pointer, value, mask)
@@ -49,9 +46,7 @@ def _no_block_pointer(boundary_check: Any) -> None:
         raise KernelError("block pointers are not covered by the emulator yet")
 
 
-def _cast(
-    x: Any, dtype: Any, fp_downcast_rounding: str | None = None, bitcast: bool = False, **_: Any
-) -> Value:
+def _cast(x: Any, dtype: Any, fp_downcast_rounding: str | None = None, bitcast: bool = False, **_: Any) -> Value:
     """Conversion of a tensor or number."""
     return to(x if isinstance(x, Value) else Runtime.assigned(x), dtype, fp_downcast_rounding, bitcast)
 
@@ -254,15 +249,11 @@ def modules() -> dict[str, ModuleType]:
     }
     libdevice = SubstituteModule("triton.language.extra.libdevice", "libdevice", libdevice_names)
     vendors = {
-        vendor: SubstituteModule(
-            f"triton.language.extra.{vendor}", f"tl.extra.{vendor}", {"libdevice": libdevice}
-        )
+        vendor: SubstituteModule(f"triton.language.extra.{vendor}", f"tl.extra.{vendor}", {"libdevice": libdevice})
         for vendor in ("cuda", "hip")
     }
     extra = SubstituteModule("triton.language.extra", "tl.extra", {"libdevice": libdevice, **vendors})
-    language = SubstituteModule(
-        "triton.language", "tl", {**FUNCTIONS, **TYPES, **_NAMES, "math": math, "extra": extra}
-    )
+    language = SubstituteModule("triton.language", "tl", {**FUNCTIONS, **TYPES, **_NAMES, "math": math, "extra": extra})
     top = SubstituteModule(
         "triton",
         "triton",
@@ -277,8 +268,6 @@ def modules() -> dict[str, ModuleType]:
             "next_power_of_2": next_power_of_2,
         },
     )
-    by_vendor: dict[str, ModuleType] = {
-        f"{module.__name__}.libdevice": libdevice for module in vendors.values()
-    }
+    by_vendor: dict[str, ModuleType] = {f"{module.__name__}.libdevice": libdevice for module in vendors.values()}
     named = (top, language, math, extra, libdevice, *vendors.values())
     return {**by_vendor, **{module.__name__: module for module in named}}

@@ -20,9 +20,7 @@ from fuzz.engine.emulator.rewrite import compile_source
 _ABSENT = object()
 
 
-def load_source(
-    path: Path, module_name: str, *, imports: Mapping[str, ModuleType] | None = None
-) -> ModuleType:
+def load_source(path: Path, module_name: str, *, imports: Mapping[str, ModuleType] | None = None) -> ModuleType:
     """Execute a source file as `module_name`; its kernels run in the emulator.
 
     `imports`: modules that the file shall find under these full names; packages above them are made up.

@@ -80,9 +80,7 @@ def widened(x: Operand) -> Value:
     return cast(value, float32) if value.dtype is bfloat16 else value
 
 
-def _extreme(
-    name: str, ignoring: Callable[..., Tensor], keeping: Callable[..., Tensor]
-) -> Callable[..., Value]:
+def _extreme(name: str, ignoring: Callable[..., Tensor], keeping: Callable[..., Tensor]) -> Callable[..., Value]:
     def apply(x: Operand, y: Operand, propagate_nan: Any = None, **_: Any) -> Value:
         left, right, dtype = operands(widened(x), widened(y))
         a, b, ndim = level(left, right)
@@ -110,9 +108,7 @@ def cdiv(x: Operand, div: Operand, **_: Any) -> Any:
     """Quotient rounded up (for positive operands), on tensors or compile-time integers."""
     if not isinstance(x, Value) and not isinstance(div, Value):
         return -(-int(x) // int(div))
-    return divide(
-        "div", arithmetic("add", x, arithmetic("sub", div, 1) if isinstance(div, Value) else div - 1), div
-    )
+    return divide("div", arithmetic("add", x, arithmetic("sub", div, 1) if isinstance(div, Value) else div - 1), div)
 
 
 def fdiv(x: Operand, y: Operand, ieee_rounding: bool = False, **_: Any) -> Value:

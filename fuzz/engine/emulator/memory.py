@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -12,7 +10,7 @@ from torch import Tensor
 from fuzz.engine.emulator.casts import RAW, cast, from_bits, to_bits
 from fuzz.engine.emulator.context import active
 from fuzz.engine.emulator.dtypes import FROM_TORCH, DType, PointerType, int1, int8
-from fuzz.engine.emulator.errors import Divergence, KernelError
+from fuzz.engine.emulator.errors import KernelError
 from fuzz.engine.emulator.journal import Access
 from fuzz.engine.emulator.options import MaskedLanes
 from fuzz.engine.emulator.sanitizer import FindingKind, report
@@ -48,9 +46,7 @@ class Buffer:
         raw.set_(storage, 0, (storage.nbytes() // element.itemsize,))  # type: ignore[call-overload]
         high = -1
         if tensor.numel():
-            high = sum(
-                (size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True)
-            )
+            high = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
         return Buffer(name, element, raw, int(tensor.storage_offset()), 0, int(high), storage.data_ptr())
 
     def retyped(self, element: DType) -> Buffer:
@@ -86,13 +82,16 @@ def load(pointer: Value, mask: Value | Number | None, other: Value | Number | No
     Masked-off lanes hold `other`, or what the session's options say without it. Lanes out of bounds, and
     lanes with an undefined address, are reported and read as undefined.
     """
-    buffer, element = _target(pointer)
+    buffer, element = target(pointer)
     if other is not None and mask is None:
         raise KernelError("load takes `other` only together with a mask")
     lanes = _resolve(pointer, buffer, mask, FindingKind.OUT_OF_BOUNDS_LOAD)
     offsets, context = lanes.offsets, active()
-    if context.journal.enabled:
-        context.journal.load(_access(buffer, lanes, context.programs))
+    journal = context.journal
+    if journal.enabled:
+        journal.loaded.add(buffer.storage)
+        if journal.note_loads:
+            journal.loads.append(_access(buffer, lanes, context.programs))
     shape = offsets.shape
     if buffer.high < buffer.low:
         bits = torch.zeros(shape, dtype=buffer.raw.dtype)
@@ -122,19 +121,17 @@ def store(pointer: Value, value: Value | Number, mask: Value | Number | None) ->
 
     Lanes out of bounds, and lanes with an undefined address, are reported and dropped.
     """
-    buffer, element = _target(pointer)
+    buffer, element = target(pointer)
     value = cast(as_value(value), int8 if element is int1 else element)
     if len(value.shape) > len(pointer.shape):
-        raise KernelError(
-            f"a block of shape {list(value.shape)} cannot go to a pointer {list(pointer.shape)}"
-        )
+        raise KernelError(f"a block of shape {list(value.shape)} cannot go to a pointer {list(pointer.shape)}")
     lanes = _resolve(pointer, buffer, mask, FindingKind.OUT_OF_BOUNDS_STORE, like=value.data)
     shape = lanes.offsets.shape
     if value.undefined is not None:
         stored = lift(value.undefined, len(shape)).expand(shape)
         stored = stored if lanes.active is None else stored & lanes.active
         report(FindingKind.UNDEFINED_OUTPUT, stored, lanes.offsets, buffer)
-    bits = lift(to_bits(value.data, value.dtype), len(shape)).expand(shape).to(buffer.raw.dtype)  # type: ignore[arg-type]
+    bits = lift(to_bits(value.data, value.dtype), len(shape)).expand(shape)  # type: ignore[arg-type]
     access = _access(buffer, lanes, active().programs)
     bits = bits.reshape(-1) if lanes.active is None else bits[lanes.active]
     journal = active().journal
@@ -144,7 +141,8 @@ def store(pointer: Value, value: Value | Number, mask: Value | Number | None) ->
     buffer.raw.scatter_(0, access.index, bits)
 
 
-def _target(pointer: Value) -> tuple[Buffer, DType]:
+def target(pointer: Value) -> tuple[Buffer, DType]:
+    """Buffer and element type that a pointer goes to. Raises KernelError for anything else."""
     if not isinstance(pointer, Value) or not isinstance(pointer.dtype, PointerType) or pointer.buffer is None:
         raise KernelError("load and store take a pointer, or a block of pointers")
     return pointer.buffer, pointer.dtype.element_ty
@@ -153,9 +151,7 @@ def _target(pointer: Value) -> tuple[Buffer, DType]:
 def _access(buffer: Buffer, lanes: _Lanes, programs: Tensor) -> Access:
     offsets = lanes.offsets.reshape(-1) if lanes.active is None else lanes.offsets[lanes.active]
     shape = lanes.offsets.shape
-    return Access(
-        buffer.storage, buffer.element.itemsize, offsets + buffer.base, shape, lanes.active, programs
-    )
+    return Access(buffer.storage, buffer.element.itemsize, offsets + buffer.base, shape, lanes.active, programs)
 
 
 def _resolve(
@@ -179,16 +175,17 @@ def _resolve(
         if not bool(mask.data.all()):
             wanted = lift(mask.data, ndim)
     shape: tuple[int, ...] = offsets.shape
-    for partner in (wanted, None if like is None else lift(like, ndim)):
+    unsure = mask.undefined if isinstance(mask, Value) else None
+    for partner in (wanted, unsure, like):
         if partner is not None:
-            shape = broadcast_shapes(shape, partner.shape)
+            shape = broadcast_shapes(shape, lift(partner, ndim).shape)
     if shape[1:] != offsets.shape[1:]:
         raise KernelError(f"pointers of shape {list(offsets.shape[1:])} cannot serve lanes {list(shape[1:])}")
     offsets = offsets.expand(shape)
     wanted = None if wanted is None else wanted.expand(shape)
     lost: Tensor | None = None
-    if isinstance(mask, Value) and mask.undefined is not None:
-        lost = lift(mask.undefined, ndim).expand(shape)
+    if unsure is not None:
+        lost = lift(unsure, ndim).expand(shape)
     if pointer.undefined is not None:
         bad = lift(pointer.undefined, ndim).expand(shape)
         bad = bad if wanted is None else bad & wanted
@@ -211,49 +208,3 @@ def _resolve(
     else:
         lost = None
     return _Lanes(offsets, wanted, lost)
-
-
-Update = Callable[[Value, Value], Value]
-
-
-def atomic(update: Update) -> Callable[..., Value]:
-    """A read-modify-write function of the language: `update(old, value)` gives the new element.
-
-    Lanes of one program that meet at an address take turns in lane order, which takes the program out of its
-    batch; programs that meet make the launch run one by one. Returns the old elements.
-    """
-
-    def apply(pointer: Value, val: Value | Number, mask: Value | Number | None = None, **_: Any) -> Value:
-        value = cast(as_value(val), _target(pointer)[1])
-        if pointer.numel > 1 and _repeats(pointer):
-            programs = active().programs
-            if len(programs) > 1:
-                raise Divergence(torch.arange(len(programs)))
-            return _in_turn(pointer, value, mask, update)
-        old = load(pointer, mask, None)
-        store(pointer, update(old, value), mask)
-        return old
-
-    return apply
-
-
-def _repeats(pointer: Value) -> bool:
-    """Whether lanes of one program share an address."""
-    ordered = pointer.data.reshape(len(pointer.data), -1).sort(1).values
-    return bool((ordered[:, 1:] == ordered[:, :-1]).any())
-
-
-def _in_turn(pointer: Value, value: Value, mask: Value | Number | None, update: Update) -> Value:
-    """A block of atomics of one program whose lanes share addresses: lane by lane."""
-    shape = pointer.data.shape
-    switch = None if mask is None else as_value(mask)
-    olds = []
-    for lane in range(pointer.numel):
-
-        def one(x: Value, lane: int = lane) -> Value:
-            return x.like(lambda data: lift(data, len(shape)).expand(shape).reshape(1, -1)[:, lane])
-
-        old = load(one(pointer), None if switch is None else one(switch), None)
-        store(one(pointer), update(old, one(value)), None if switch is None else one(switch))
-        olds.append(old)
-    return Value(torch.stack([old.data for old in olds], 1).reshape(shape), value.dtype)

@@ -282,9 +282,7 @@ def _choose(chosen: Tensor, a: Tensor | None, b: Tensor | None, ndim: int) -> Te
     return taint if bool(taint.any()) else None
 
 
-def to(
-    a: Value, dtype: Any, fp_downcast_rounding: str | None = None, bitcast: bool = False, **_: Any
-) -> Value:
+def to(a: Value, dtype: Any, fp_downcast_rounding: str | None = None, bitcast: bool = False, **_: Any) -> Value:
     """Conversion to another type; only rounding to nearest even is covered."""
     if fp_downcast_rounding not in (None, "rtne"):
         raise KernelError(f"rounding mode {fp_downcast_rounding} is not covered")

@@ -106,9 +106,7 @@ def _update(name: str) -> Callable[..., Array]:
     return lambda: _run((2, 1, 1), 4, body)
 
 
-def _updated(
-    function: Callable[[int, int], int], lanes: tuple[int, ...] = (0, 1, 1, 3)
-) -> Callable[..., Array]:
+def _updated(function: Callable[[int, int], int], lanes: tuple[int, ...] = (0, 1, 1, 3)) -> Callable[..., Array]:
     def expected() -> Array:
         memory = [0, 10, 20, 30]
         for place, operand in 2 * list(zip(lanes, (7, 9, 12, 29), strict=True)):
@@ -138,9 +136,7 @@ def _store(lanes: Value, mask: Value) -> Array:
 
 def _range_total() -> int:
     def body(pointer: Value) -> None:
-        total = sum(
-            int(i) for i in FUNCTIONS["range"](FUNCTIONS["load"](arithmetic("add", pointer, 1)), 2, -3)
-        )
+        total = sum(int(i) for i in FUNCTIONS["range"](FUNCTIONS["load"](arithmetic("add", pointer, 1)), 2, -3))
         FUNCTIONS["store"](pointer, total)
 
     return int(_run((1, 1, 1), 2, body)[0])
@@ -350,10 +346,7 @@ ROWS: tuple[Row, ...] = (
         lambda i: np.bitwise_or.reduce(i),
         lambda i: FUNCTIONS["xor_sum"](i, 0),
     ),
-    *(
-        _no_effect(name)
-        for name in ("assume", "debug_barrier", "device_assert", "device_print", "static_print")
-    ),
+    *(_no_effect(name) for name in ("assume", "debug_barrier", "device_assert", "device_print", "static_print")),
     *(_same(name) for name in ("max_constancy", "max_contiguous", "multiple_of")),
     _row("range", (), lambda: 10 + 7 + 4, lambda: 10 + 7 + 4 + 1, _range_total),
     _row("static_assert", (), lambda: True, lambda: False, lambda: _refuses(FUNCTIONS["static_assert"])),

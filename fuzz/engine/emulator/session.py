@@ -18,7 +18,7 @@ class Launch:
     batches: int
 
 
-@dataclass
+@dataclass(eq=False)
 class Log:
     """Launches of a session, in order, and their findings, equal ones merged."""
 
@@ -46,7 +46,7 @@ def session(options: Options | None = None) -> Iterator[Log]:
     try:
         yield log
     finally:
-        _sessions.remove(log)
+        _sessions.pop()
 
 
 def current() -> Log | None:

@@ -117,9 +117,7 @@ def test_types_of_literals() -> None:
         float32: [0.0, -1.5, float("inf"), float("nan"), 3.4e38],
         float64: [1e300, 1e-40],
     }
-    assert {
-        dtype: [x for x in xs if type_of_literal(x) is dtype] for dtype, xs in literals.items()
-    } == literals
+    assert {dtype: [x for x in xs if type_of_literal(x) is dtype] for dtype, xs in literals.items()} == literals
     with pytest.raises(KernelError, match="no integer type"):
         type_of_literal(2**64)
 

@@ -87,9 +87,7 @@ def test_the_last_program_in_order_wins(programs: ModuleType, second: bool) -> N
 
 
 @pytest.mark.parametrize(("shift", "batches"), [(0, 1), (1, 16), (15, 16)])
-def test_reading_what_another_program_writes_runs_in_order(
-    programs: ModuleType, shift: int, batches: int
-) -> None:
+def test_reading_what_another_program_writes_runs_in_order(programs: ModuleType, shift: int, batches: int) -> None:
     def run(x: torch.Tensor) -> None:
         programs.in_place[(16,)](x, shift, 16)
 

@@ -18,11 +18,7 @@ H, D, PAGE = 3, 64, 16
 
 def layers() -> Path:
     spec = importlib.util.find_spec("sglang")
-    if (
-        spec is None
-        or not spec.submodule_search_locations
-        or importlib.metadata.version("sglang") != "0.5.15"
-    ):
+    if spec is None or not spec.submodule_search_locations or importlib.metadata.version("sglang") != "0.5.15":
         pytest.skip("sglang 0.5.15 is not installed")
     return Path(next(iter(spec.submodule_search_locations))) / "srt" / "layers"
 
@@ -112,9 +108,7 @@ def test_slots_through_a_sliding_window_map(cache: ModuleType) -> None:
     k_cache, v_cache = pool(torch.bfloat16, 2)
     to_window = torch.tensor([0, 9, -1, 4])
     with emulator.session() as log:
-        cache.launch_reshape_and_cache_shuffle_5d(
-            key, key, k_cache, v_cache, torch.tensor([3, 1, 2]), to_window
-        )
+        cache.launch_reshape_and_cache_shuffle_5d(key, key, k_cache, v_cache, torch.tensor([3, 1, 2]), to_window)
         k_out, _ = cache.launch_gather_shuffle_5d_to_linear(k_cache, v_cache, torch.tensor([4, 9]))
     assert log.findings == ()
     assert same_bits(k_out, key[:2])
@@ -172,9 +166,7 @@ def test_dcp_indices_of_a_rank(dcp: ModuleType, serial: bool, starts: list[int] 
     lengths, ranks = [0, 1, 513, 1999, 5], 4
     table, first = widened([2048] * 5, ranks), starts or [0] * 5
     for rank in range(ranks):
-        owned = [
-            [p for p in range(s, s + n) if p % ranks == rank] for s, n in zip(first, lengths, strict=True)
-        ]
+        owned = [[p for p in range(s, s + n) if p % ranks == rank] for s, n in zip(first, lengths, strict=True)]
         local = torch.tensor([len(positions) for positions in owned], dtype=torch.int32)
         indptr = torch.cat([torch.zeros(1, dtype=torch.int32), local.cumsum(0).int()])
         out = torch.full((int(indptr[-1]),), -1)
@@ -239,9 +231,7 @@ def test_dcp_corrected_outputs_sum_to_the_whole(dcp: ModuleType, dtype: torch.dt
     for rank in (2, 0, 1, 3):  # rank 1 last but one: a first launch with it would compile it in
         fresh = dcp.CPTritonContext() if rank == 1 else context
         with emulator.session() as log:
-            part, merged = dcp.correct_attn_out(
-                out[rank], lse, rank, fresh, torch.empty(5, 3, 32, dtype=dtype)
-            )
+            part, merged = dcp.correct_attn_out(out[rank], lse, rank, fresh, torch.empty(5, 3, 32, dtype=dtype))
         assert log.findings == ()
         total += part.double()
     clean = torch.where(lse.isnan() | (lse == torch.inf), -torch.inf, lse).double()
