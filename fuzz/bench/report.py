@@ -37,6 +37,10 @@ class NotMeasured(Exception):
     """A figure that cannot be had here. The message is the reason."""
 
 
+class UnknownFigure(ValueError):
+    """A glob that matches no figure. One line: which, and what there is."""
+
+
 @dataclass(frozen=True)
 class Figure:
     """One figure. ``against`` says what it is relative to; ``detail`` holds the measurements behind it, in words."""

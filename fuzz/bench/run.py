@@ -11,7 +11,7 @@ from functools import partial
 from fuzz import engine as engines
 from fuzz.bench import budget, campaign, emulator, oracle, plugin
 from fuzz.bench import report as names
-from fuzz.bench.report import NAMES, BenchReport, Figure, NotMeasured
+from fuzz.bench.report import NAMES, BenchReport, Figure, NotMeasured, UnknownFigure
 from oracle.kinds import Engine
 
 NOT_YET = {
@@ -30,9 +30,13 @@ def bench(engine: Engine, only: Sequence[str] = ()) -> BenchReport:
     """Measure every figure whose name matches one of the globs in `only` (all where there are none).
 
     Figures of the CPU are measured on any engine, those of a GPU if `engine` is one that runs here. Takes minutes;
-    progress goes to stderr. Raises ValueError for a glob that matches no figure.
+    progress goes to stderr. Raises UnknownFigure for a glob that matches nothing, and EngineError if `engine` cannot
+    run here.
     """
     wanted = select(only)
+    unavailable = engines.unavailable(engine)
+    if unavailable is not None:
+        raise engines.EngineError(unavailable)
     load, cores = os.getloadavg()[0], os.cpu_count() or 1
     if load > cores / 2:
         print(f"bench: this machine is busy (load {load:.1f}, {cores} cores): expect poor figures", file=sys.stderr)
@@ -51,10 +55,10 @@ def bench(engine: Engine, only: Sequence[str] = ()) -> BenchReport:
 
 
 def select(only: Sequence[str]) -> list[str]:
-    """Names that match one of the globs, in the order of reports. Raises ValueError as `bench` does."""
+    """Names that match one of the globs, in the order of reports. Raises UnknownFigure."""
     for pattern in only:
         if not any(fnmatchcase(name, pattern) for name in NAMES):
-            raise ValueError(f"figure {pattern!r}: unknown; known: {', '.join(NAMES)}")
+            raise UnknownFigure(f"figure {pattern!r}: unknown; known: {', '.join(NAMES)}")
     return [name for name in NAMES if not only or any(fnmatchcase(name, pattern) for pattern in only)]
 
 
@@ -65,9 +69,6 @@ def measure(name: str, engine: Engine) -> Figure:
     if name in _ON_GPU:
         if engine is Engine.EMULATOR:
             raise NotMeasured("needs a GPU: --engine cuda or hip")
-        reason = engines.unavailable(engine)
-        if reason is not None:
-            raise NotMeasured(reason)
         return _ON_GPU[name]()
     return _ON_CPU[name]() if name in _ON_CPU else campaign.overhead(engine)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from fuzz import engine as engines
 from fuzz.certify.compiled import emulated
 from fuzz.certify.device import certify_device
 from fuzz.certify.oracle import certify_oracle
@@ -15,7 +16,13 @@ __all__ = ["Check", "certify", "rows"]
 
 
 def certify(engine: Engine) -> list[Check]:
-    """Check the oracle, and the engine that can run here. Takes seconds; needs a plain installation only."""
+    """Check the oracle and an engine. Takes seconds; needs a plain installation only.
+
+    Raises EngineError if the engine cannot run here.
+    """
+    reason = engines.unavailable(engine)
+    if reason is not None:
+        raise engines.EngineError(reason)
     return certify_oracle() + (_emulator() if engine is Engine.EMULATOR else certify_device(engine))
 
 

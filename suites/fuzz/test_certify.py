@@ -171,6 +171,12 @@ def test_hard_values_hold_midpoints_of_every_narrow_format() -> None:
         assert int((above.double() != below.double()).sum()) > 100, dtype
 
 
+def test_an_engine_that_does_not_run_here_is_refused() -> None:
+    absent = Engine.CUDA if torch.version.hip or not torch.cuda.is_available() else Engine.HIP
+    with pytest.raises(engines.EngineError, match=absent.value):
+        certify(absent)
+
+
 def test_on_a_gpu() -> None:
     engine = engines.detect()
     if engine is Engine.EMULATOR:
