@@ -13,6 +13,7 @@ import typer
 from rich.console import Console
 from rich.text import Text
 
+from fuzz.bench import UnknownFigure
 from fuzz.case import CaseError, load_case
 from fuzz.commands import Exit, Stop, duration, parse_engine
 from fuzz.engine import EngineError
@@ -20,7 +21,7 @@ from fuzz.ledger import LedgerError
 from fuzz.registry import RegistryError
 from oracle.kinds import Engine
 
-EXPECTED = (Stop, CaseError, EngineError, LedgerError, RegistryError)
+EXPECTED = (Stop, CaseError, EngineError, LedgerError, RegistryError, UnknownFigure)
 """What a user can cause: shown as one line, without a traceback."""
 
 app = typer.Typer(

@@ -87,4 +87,6 @@ def missing_compiler(engine: Engine) -> str | None:
     """Why Triton kernels cannot run on ``engine`` here, or None. The emulator needs no Triton."""
     if engine is Engine.EMULATOR or importlib.util.find_spec("triton") is not None:
         return None
+    if engine is Engine.HIP:
+        return "triton is not installed: get it from where torch for ROCm came from"
     return "triton is not installed: pip install attn-oracle[triton]"
