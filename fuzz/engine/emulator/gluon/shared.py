@@ -1,0 +1,220 @@
+"""Shared memory of a program: allocations, views of them, and copies that land later.
+
+Every allocation is bytes, with one byte of state for each, so that a view may reinterpret them. A byte that was never
+stored, or whose copy has not been waited for, is a finding when it is read.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fuzz.engine.emulator.casts import RAW, cast, from_bits, to_bits
+from fuzz.engine.emulator.context import active
+from fuzz.engine.emulator.dtypes import DType
+from fuzz.engine.emulator.errors import KernelError
+from fuzz.engine.emulator.gluon.layouts import check_distributed, check_shared
+from fuzz.engine.emulator.sanitizer import FindingKind, report
+from fuzz.engine.emulator.value import Value
+
+_UNWRITTEN, _DEFINED, _UNDEFINED = 0, 1, 2  # state of a byte
+
+
+class SharedMemory:
+    """A descriptor: a view of an allocation as a block of `dtype`, for every program of the batch.
+
+    `bits` [P, *shape] and `state` [P, *shape, itemsize] are views of the allocation's bytes and of their state.
+    """
+
+    def __init__(self, dtype: DType, layout: Any, bits: Tensor, state: Tensor) -> None:
+        self.dtype, self.layout, self.bits, self.state = dtype, layout, bits, state
+
+    @staticmethod
+    def allocate(dtype: DType, shape: Sequence[Any], layout: Any, value: Value | None = None) -> SharedMemory:
+        """New memory, holding `value` or nothing. Raises KernelError for a layout that cannot hold it."""
+        if not isinstance(dtype, DType):
+            raise KernelError(f"shared memory holds a scalar type, not {dtype!r}")
+        sizes = tuple(int(size) for size in shape)
+        check_shared(layout, sizes)
+        context = active()
+        count = math.prod(sizes) * dtype.itemsize
+        data = torch.zeros(len(context.programs), count, dtype=torch.uint8)
+        if data.numel() > context.largest:
+            context.grew(data.numel())
+        memory = _typed(dtype, sizes, layout, data, torch.zeros_like(data))
+        if value is not None:
+            memory.store(value)
+        return memory
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return tuple(self.bits.shape[1:])
+
+    @property
+    def rank(self) -> int:
+        return len(self.shape)
+
+    @property
+    def numel(self) -> int:
+        return math.prod(self.shape)
+
+    @property
+    def type(self) -> SharedMemory:
+        return self
+
+    @property
+    def element_ty(self) -> DType:
+        return self.dtype
+
+    def load(self, layout: Any = None, **_: Any) -> Value:
+        """The block. Elements that nothing was stored to are reported and undefined."""
+        check_distributed(layout, self.shape)
+        undefined = None
+        if not bool((self.state == _DEFINED).all()):
+            missing = (self.state == _UNWRITTEN).any(-1)
+            report(FindingKind.SHARED_READ_BEFORE_STORE, missing, None, None)
+            undefined = (self.state != _DEFINED).any(-1)
+        return Value(from_bits(self.bits.contiguous(), self.dtype), self.dtype, undefined=undefined)
+
+    def store(self, value: Value, **_: Any) -> None:
+        """Replace the block by one of equal shape and type."""
+        if not isinstance(value, Value) or value.shape != self.shape:
+            shape = list(value.shape) if isinstance(value, Value) else value
+            raise KernelError(f"shared memory of shape {list(self.shape)} cannot take {shape}")
+        if value.dtype is not self.dtype:
+            raise KernelError(f"shared memory of {self.dtype} cannot take {value.dtype}")
+        self._put(value, None)
+
+    def _put(self, value: Value, lanes: Tensor | None) -> None:
+        """Write all lanes, or those that `lanes` [P or 1, *shape] selects."""
+        bits = to_bits(value.data, self.dtype)
+        state: Tensor | int = _DEFINED
+        if value.undefined is not None:
+            state = (value.undefined.to(torch.uint8) + _DEFINED).unsqueeze(-1)
+        if lanes is None:
+            self.bits.copy_(bits.expand(self.bits.shape))
+            self._mark(state)
+            return
+        self.bits.copy_(torch.where(lanes, bits, self.bits))
+        self._mark(torch.where(lanes.unsqueeze(-1), torch.as_tensor(state, dtype=torch.uint8), self.state))
+
+    def _mark(self, state: Tensor | int) -> None:
+        if isinstance(state, int):
+            self.state.fill_(state)
+        else:
+            self.state.copy_(state.expand(self.state.shape))
+
+    def _view(self, change: Callable[[Tensor, int], Tensor], layout: Any = None) -> SharedMemory:
+        """A view: `change` applied to bits and state, told how many axes follow the block's."""
+        return SharedMemory(self.dtype, layout or self.layout, change(self.bits, 0), change(self.state, 1))
+
+    def index(self, index: Any, **_: Any) -> SharedMemory:
+        """One buffer of several: a view of the first axis at `index`, a number or a scalar."""
+        position = int(index)
+        if not 0 <= position < self.shape[0]:
+            raise KernelError(f"shared memory of {self.shape[0]} buffers has none of index {position}")
+        return self._view(lambda data, _: data[:, position])
+
+    def slice(self, start: Any, length: Any, dim: Any = 0, **_: Any) -> SharedMemory:
+        """A view of `length` elements from `start` along an axis."""
+        first, count, axis = int(start), int(length), int(dim)
+        if not 0 <= axis < self.rank or first < 0 or count <= 0 or first + count > self.shape[axis]:
+            raise KernelError(f"slice {first} + {count} along axis {axis} leaves shared memory {list(self.shape)}")
+        return self._view(lambda data, _: data.narrow(1 + axis, first, count))
+
+    def permute(self, order: Sequence[Any], **_: Any) -> SharedMemory:
+        """A view with the axes in another order."""
+        axes = [int(axis) for axis in order]
+        if sorted(axes) != list(range(self.rank)):
+            raise KernelError(f"axes {axes} do not permute shared memory {list(self.shape)}")
+
+        def change(data: Tensor, extra: int) -> Tensor:
+            return data.permute(0, *(1 + axis for axis in axes), *range(1 + len(axes), 1 + len(axes) + extra))
+
+        return self._view(change)
+
+    def reshape(self, shape: Sequence[Any], **_: Any) -> SharedMemory:
+        """A view of the same elements, row-major, in another shape. Raises KernelError for a view with gaps."""
+        sizes = [int(size) for size in shape]
+        if math.prod(sizes) != self.numel:
+            raise KernelError(f"cannot reshape shared memory {list(self.shape)} to {sizes}")
+        self._require_whole("reshape")
+        return self._view(lambda data, extra: data.view(data.shape[0], *sizes, *data.shape[data.ndim - extra :]))
+
+    def _reinterpret(self, dtype: DType, shape: Sequence[Any], layout: Any, **_: Any) -> SharedMemory:
+        """The first bytes of the view as another type and shape."""
+        sizes = tuple(int(size) for size in shape)
+        check_shared(layout, sizes)
+        self._require_whole("reinterpret")
+        count = math.prod(sizes) * dtype.itemsize
+        programs = self.bits.shape[0]
+        data = self.bits.view(programs, -1).view(torch.uint8)
+        if count > data.shape[1]:
+            raise KernelError(f"shared memory of {data.shape[1]} bytes cannot be seen as {list(sizes)} of {dtype}")
+        return _typed(dtype, sizes, layout, data[:, :count], self.state.view(programs, -1)[:, :count])
+
+    def _require_whole(self, what: str) -> None:
+        if not self.bits[0].is_contiguous():
+            raise KernelError(f"only shared memory without gaps, in its own order, can be given to {what}")
+
+    def _keep_alive(self, **_: Any) -> None:
+        """No effect."""
+
+
+def _typed(dtype: DType, shape: tuple[int, ...], layout: Any, data: Tensor, state: Tensor) -> SharedMemory:
+    """Bytes [P, n] and their state as a descriptor."""
+    programs = data.shape[0]
+    bits = data.view(RAW[dtype.itemsize]).view(programs, *shape)
+    return SharedMemory(dtype, layout, bits, state.view(programs, *shape, dtype.itemsize))
+
+
+@dataclass(frozen=True)
+class _Copy:
+    target: SharedMemory
+    value: Value
+    lanes: Tensor | None
+
+
+@dataclass
+class Copies:
+    """Asynchronous copies of a batch: committed groups in order, and those of no group yet."""
+
+    groups: list[list[_Copy]] = field(default_factory=list)
+    open: list[_Copy] = field(default_factory=list)
+
+    def issue(self, target: SharedMemory, value: Value, lanes: Tensor | None) -> None:
+        """Start a copy into `lanes` of the target (None: all), which hold nothing readable until it lands."""
+        if value.shape != target.shape:
+            raise KernelError(f"a copy of {list(value.shape)} does not fit shared memory {list(target.shape)}")
+        if value.dtype is not target.dtype:
+            raise KernelError(f"a copy of {value.dtype} does not fit shared memory of {target.dtype}")
+        if lanes is None:
+            target._mark(_UNWRITTEN)
+        else:
+            target._mark(target.state.masked_fill(lanes.unsqueeze(-1), _UNWRITTEN))
+        self.open.append(_Copy(target, value, lanes))
+
+    def commit(self) -> None:
+        """Close the group of the copies issued since the last call."""
+        self.groups.append(self.open)
+        self.open = []
+
+    def wait(self, outstanding: int) -> None:
+        """Land all but the newest `outstanding` groups. Copies of no group are waited for as well."""
+        landed = max(0, len(self.groups) - outstanding)
+        for group in self.groups[:landed]:
+            self._land(group)
+        del self.groups[:landed]
+        if not outstanding:
+            self._land(self.open)
+            self.open = []
+
+    @staticmethod
+    def _land(group: list[_Copy]) -> None:
+        for copy in group:
+            copy.target._put(cast(copy.value, copy.target.dtype), copy.lanes)
