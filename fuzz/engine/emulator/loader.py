@@ -15,6 +15,7 @@ from typing import Any
 
 from fuzz.engine.emulator import lang
 from fuzz.engine.emulator.errors import SOURCE_MARK
+from fuzz.engine.emulator.gluon import table
 from fuzz.engine.emulator.rewrite import compile_source
 
 _ABSENT = object()
@@ -48,7 +49,7 @@ def load_text(
     module = ModuleType(module_name)
     module.__file__ = filename
     module.__dict__[SOURCE_MARK] = lang.RUNTIME
-    with _substituted({**lang.modules(), **_with_parents(imports or {}), module_name: module}):
+    with substituted({**table.modules(), **with_parents(imports or {}), module_name: module}):
         exec(code, module.__dict__)
     return module
 
@@ -58,7 +59,7 @@ def stub(name: str, **names: Any) -> ModuleType:
     return lang.SubstituteModule(name, name, names)
 
 
-def _with_parents(imports: Mapping[str, ModuleType]) -> dict[str, ModuleType]:
+def with_parents(imports: Mapping[str, ModuleType]) -> dict[str, ModuleType]:
     """The modules and the packages above them, linked as import would link them."""
     modules = dict(imports)
     for name in sorted(imports, key=lambda name: name.count("."), reverse=True):
@@ -72,8 +73,11 @@ def _with_parents(imports: Mapping[str, ModuleType]) -> dict[str, ModuleType]:
 
 
 @contextmanager
-def _substituted(modules: Mapping[str, ModuleType]) -> Iterator[None]:
-    """`sys.modules` with these entries, and nothing else below their packages, until left."""
+def substituted(modules: Mapping[str, ModuleType]) -> Iterator[None]:
+    """`sys.modules` with these entries, and nothing else below their packages, until left.
+
+    For sources that import only when they run: their callers put the stubs in place once more.
+    """
     roots = {name.partition(".")[0] for name in modules}
     saved = {name: sys.modules[name] for name in list(sys.modules) if name.partition(".")[0] in roots}
     for name in saved:
