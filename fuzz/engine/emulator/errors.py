@@ -53,7 +53,8 @@ class UnknownName(KernelError, AttributeError):
     """The kernel uses a name of the language that the emulator's table lacks."""
 
     def __init__(self, name: str) -> None:
-        super().__init__(f"{name} is not known to the emulator; it can be added to the table in its lang module")
+        table = "gluon/table" if name.startswith("gl") else "lang"
+        super().__init__(f"{name} is not known to the emulator; it can be added to the table in its {table} module")
 
 
 class BatchTooLarge(Exception):
