@@ -26,6 +26,7 @@ from fuzz.engine.emulator.dtypes import (
     uint32,
 )
 from fuzz.engine.emulator.errors import KernelError
+from fuzz.engine.emulator.gluon import certify as gluon
 from fuzz.engine.emulator.lang import FUNCTIONS
 from fuzz.engine.emulator.operators import METHODS
 from fuzz.engine.emulator.options import Fp8Overflow, Options
@@ -46,8 +47,8 @@ class Check:
 def certify() -> list[Check]:
     """Run every check. A check passes only if its counter-example is rejected as well."""
     with session():  # apart from whatever session is open
-        checks = [_function(row) for row in ROWS]
-    missing = ", ".join(sorted(FUNCTIONS.keys() - {row.name for row in ROWS}))
+        checks = [_function(row) for row in (*ROWS, *gluon.ROWS)]
+    missing = ", ".join([*sorted(FUNCTIONS.keys() - {row.name for row in ROWS}), *gluon.missing()])
     checks.append(Check("table", not missing, f"without reference: {missing or 'none'}"))
     checks += [_operator(*row) for row in _OPERATORS]
     with np.errstate(all="ignore"):
