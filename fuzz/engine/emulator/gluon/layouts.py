@@ -212,7 +212,9 @@ class DistributedLinearLayout(DistributedLayout):
         _sizes(self, shape=self.shape)
         bases = [*self.reg_bases, *self.lane_bases, *self.warp_bases, *self.block_bases]
         for basis in bases:
-            _require(len(basis) == self.rank, f"DistributedLinearLayout: basis {list(basis)} is not of rank {self.rank}")
+            _require(
+                len(basis) == self.rank, f"DistributedLinearLayout: basis {list(basis)} is not of rank {self.rank}"
+            )
             inside = all(0 <= step < size for step, size in zip(basis, self.shape, strict=True))
             _require(inside, f"DistributedLinearLayout: basis {list(basis)} leaves the shape {list(self.shape)}")
         covered = 1 << _independent([self._flat(basis) for basis in bases])

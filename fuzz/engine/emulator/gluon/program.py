@@ -71,9 +71,7 @@ def _is_constexpr(annotation: Any) -> bool:
 
 
 def _by_field(names: list[str]) -> Callable[..., None]:
-    signature = inspect.Signature(
-        [inspect.Parameter(name, inspect.Parameter.POSITIONAL_OR_KEYWORD) for name in names]
-    )
+    signature = inspect.Signature([inspect.Parameter(name, inspect.Parameter.POSITIONAL_OR_KEYWORD) for name in names])
 
     def init(self: Any, *args: Any, **kwargs: Any) -> None:
         self.__dict__.update(signature.bind(*args, **kwargs).arguments)
