@@ -114,7 +114,7 @@ class Value:
         """A scalar as a Python integer, where the interpreter needs one; all programs must agree."""
         if self.data.ndim != 1 or not self.dtype.is_int():
             raise KernelError("only an integer scalar can stand here")
-        low, high = self.range() if len(self.data) == 1 else (int(self.data.amin()), int(self.data.amax()))
+        low, high = int(self.data.amin()), int(self.data.amax())  # not `range`, which may be wide
         if low != high:
             raise Divergence(self.data)
         return low
