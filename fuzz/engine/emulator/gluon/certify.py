@@ -185,10 +185,9 @@ def _scaled(a: Value, scale: Value, b: Value) -> Array:
     return _plain(FUNCTIONS["amd.cdna4.mfma_scaled"](a, scale, "e4m3", packed, scale, "e2m1", acc))
 
 
-def _scaled_reference(a: Array, scale: Array, b: Array) -> Array:
+def _scaled_reference() -> Array:
     left, right = (_VALUES * _FACTORS).astype(np.float64), (_FP4_VALUES * _FACTORS).astype(np.float64)
-    product: Array = left @ right.T + 1.0
-    return product
+    return np.asarray(left @ right.T + 1.0)
 
 
 def _refuses(function: Callable[[], Any]) -> bool:
@@ -252,7 +251,7 @@ def _libdevice_rows() -> tuple[Row, ...]:
 
 
 def _halves(x: Array, kind: Any) -> Array:
-    return x.reshape(-1).view(kind)[:32].reshape(4, 8)
+    return np.ascontiguousarray(x.reshape(-1).view(kind)[:32].reshape(4, 8))
 
 
 ROWS: tuple[Row, ...] = (
@@ -325,7 +324,7 @@ ROWS: tuple[Row, ...] = (
     _row(
         "amd.cdna4.mfma_scaled",
         (_E4M3, _CODES, _FP4),
-        lambda a, scale, b: _scaled_reference(a, scale, b).astype(np.float32),
+        lambda a, scale, b: np.asarray(_scaled_reference(), dtype=np.float32),
         lambda a, scale, b: (_VALUES @ _FP4_VALUES.T + 1).astype(np.float32),
         _scaled,
     ),

@@ -39,8 +39,16 @@ def jit(fn: Callable[..., Any] | None = None, **_: Any) -> Any:
 
 
 def constexpr_function(fn: Callable[..., Any]) -> Callable[..., Any]:
-    """A function of compile-time values: plain Python."""
-    return fn
+    """A function of compile-time values: plain Python. An assertion that fails there fails the compilation."""
+
+    @wraps(fn)
+    def apply(*args: Any, **kwargs: Any) -> Any:
+        try:
+            return fn(*args, **kwargs)
+        except AssertionError as error:
+            raise KernelError(f"{fn.__name__}: compile-time assertion failed: {error}") from error
+
+    return apply
 
 
 def aggregate(cls: type) -> type:
