@@ -6,7 +6,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fuzz.engine.emulator.atomics import atomic
 from fuzz.engine.emulator.blocks import broadcast
 from fuzz.engine.emulator.casts import cast
 from fuzz.engine.emulator.dtypes import PointerType, int1, int32, uint32
@@ -74,13 +73,6 @@ def buffer_atomic(function: Callable[..., Value]) -> Callable[..., Value]:
         return function(pointer, value, mask)
 
     return apply
-
-
-def _exchange(old: Value, value: Value) -> Value:
-    return cast(value, old.dtype)
-
-
-exchange = atomic(_exchange)
 
 
 def buffer_load_to_shared(

@@ -198,6 +198,11 @@ def _refuses(function: Callable[[], Any]) -> bool:
     return False
 
 
+def _warps() -> Any:
+    begin(2)
+    return FUNCTIONS["num_warps"]()
+
+
 def _no_effect(name: str) -> Row:
     return _row(name, (_M,), lambda m: None, lambda m: m, FUNCTIONS[name])
 
@@ -319,6 +324,7 @@ ROWS: tuple[Row, ...] = (
         lambda: np.ones((2, 2), np.int32),
         lambda: FUNCTIONS["zeros"]([2, 2], int32, layout=_BLOCKED),
     ),
+    _row("num_warps", (), lambda: 2, lambda: 4, _warps),
     *_buffer_rows("amd.cdna3"),
     *_buffer_rows("amd.cdna4"),
     _row(

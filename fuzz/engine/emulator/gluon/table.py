@@ -47,6 +47,11 @@ def _convert_layout(value: Value, layout: Any, assert_trivial: bool = False, **_
     return value
 
 
+def _num_warps(*_: Any, **__: Any) -> int:
+    """Warps of a program, known at compile time."""
+    return layouts.machine.warps
+
+
 def _to_linear_layout(layout: Any, shape: Any, **_: Any) -> Any:
     """A layout as it is: its linear form has no meaning here."""
     layouts.check_distributed(layout, tuple(int(size) for size in shape))
@@ -57,7 +62,7 @@ def _nothing(*_: Any, **__: Any) -> None:
     """Barriers and hints to a scheduler: programs run their statements in order here."""
 
 
-def _atomic(name: str, update: Callable[[Value, Value], Value]) -> Callable[..., Value]:
+def _atomic(update: Callable[[Value, Value], Value]) -> Callable[..., Value]:
     return buffers.buffer_atomic(atomics.atomic(update))
 
 
@@ -66,13 +71,13 @@ def _kept(function: Callable[..., Value]) -> Callable[[Value, Value], Value]:
 
 
 _BUFFER: dict[str, Callable[..., Any]] = {
-    "buffer_atomic_add": _atomic("add", lambda old, value: arithmetic("add", old, value)),
-    "buffer_atomic_and": _atomic("and", lambda old, value: bitwise("and", old, value)),
-    "buffer_atomic_max": _atomic("max", _kept(mathematics.maximum)),
-    "buffer_atomic_min": _atomic("min", _kept(mathematics.minimum)),
-    "buffer_atomic_or": _atomic("or", lambda old, value: bitwise("or", old, value)),
-    "buffer_atomic_xchg": _atomic("xchg", lambda old, value: cast(value, old.dtype)),
-    "buffer_atomic_xor": _atomic("xor", lambda old, value: bitwise("xor", old, value)),
+    "buffer_atomic_add": _atomic(lambda old, value: arithmetic("add", old, value)),
+    "buffer_atomic_and": _atomic(lambda old, value: bitwise("and", old, value)),
+    "buffer_atomic_max": _atomic(_kept(mathematics.maximum)),
+    "buffer_atomic_min": _atomic(_kept(mathematics.minimum)),
+    "buffer_atomic_or": _atomic(lambda old, value: bitwise("or", old, value)),
+    "buffer_atomic_xchg": _atomic(lambda old, value: cast(value, old.dtype)),
+    "buffer_atomic_xor": _atomic(lambda old, value: bitwise("xor", old, value)),
     "buffer_load": buffers.buffer_load,
     "buffer_store": buffers.buffer_store,
     "mfma": matrix.mfma,
@@ -93,6 +98,7 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
     "convert_layout": _convert_layout,
     "dot_fma": matrix.dot_fma,
     "full": _full,
+    "num_warps": _num_warps,
     "set_auto_layout": _convert_layout,
     "thread_barrier": _nothing,
     "to_linear_layout": _to_linear_layout,
@@ -163,7 +169,11 @@ def modules() -> dict[str, ModuleType]:
     name = "triton.experimental.gluon.language"
     copies = GluonModule(f"{name}.amd.cdna4.async_copy", "gl.amd.cdna4.async_copy", _below("amd.cdna4.async_copy"))
     cdna3 = GluonModule(f"{name}.amd.cdna3", "gl.amd.cdna3", _below("amd.cdna3"))
-    cdna4 = GluonModule(f"{name}.amd.cdna4", "gl.amd.cdna4", {**_below("amd.cdna4"), "async_copy": copies})
+    cdna4 = GluonModule(
+        f"{name}.amd.cdna4",
+        "gl.amd.cdna4",
+        {**_below("amd.cdna4"), "AMDMFMALayout": layouts.AMDMFMALayout, "async_copy": copies},
+    )
     amd_names = {
         "AMDMFMALayout": layouts.AMDMFMALayout,
         "cdna3": cdna3,
