@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from fuzz.case import MAX_TOKENS, Case
+from oracle.kinds import Operation
 
 Feature = tuple[str, str]
 
@@ -48,6 +49,11 @@ def labels(case: Case) -> set[Feature]:
         ("strided", "yes" if case.strided else "no"),
         ("placement", case.placement.value),
         ("pool", case.pool.value),
+        ("k_descale", case.k_descale.value),
+        ("v_descale", case.v_descale.value),
+        ("parts", str(case.parts)),
+        ("states", case.states.value),
+        ("earlier_calls", str(case.earlier_calls)),
         ("skip", case.skip.value),
         ("slot_map", case.slot_map.value),
         ("probe", case.probe.value),
@@ -60,8 +66,9 @@ def labels(case: Case) -> set[Feature]:
     for length in case.context_lens:
         found |= {("length", name) for name, boundary in LENGTHS.items() if boundary(case) == length}
     for queries, length in zip(case.query_lens, case.context_lens, strict=False):
-        found.add(("query", _query_label(queries, length)))
-    return found
+        found.add(("query", _query_label(case, queries, length)))
+    ranks = {"first": 0, "middle": case.parts // 2, "last": case.parts - 1}
+    return found | {("rank", name) for name, rank in ranks.items() if rank == case.rank}
 
 
 def _window_label(case: Case) -> str:
@@ -70,9 +77,9 @@ def _window_label(case: Case) -> str:
     return {1: "one", case.page_size: "page", MAX_TOKENS: "beyond"}.get(case.window, "inside")
 
 
-def _query_label(queries: int, length: int) -> str:
+def _query_label(case: Case, queries: int, length: int) -> str:
     if length == 0 and queries:
         return "empty"
-    if queries == length:
+    if queries == length and case.operation is not Operation.PAGED_DECODE:
         return "full"
     return "one" if queries == 1 else "some"

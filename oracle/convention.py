@@ -145,6 +145,8 @@ class Convention:
     v_layout: VLayout = VLayout.V5D
     index_form: IndexForm = IndexForm.SLOT_LIST
     index_dtypes: tuple[str, ...] = ("int32",)
+    prefix_in_pool: bool = False
+    """varlen_extend reads the keys before a request's queries from the pool, by slot."""
     window: Window = Window()
     causal_alignment: CausalAlignment = CausalAlignment.BOTTOM_RIGHT
     lse_base: LseBase = LseBase.NATURAL

@@ -5,8 +5,8 @@ from __future__ import annotations
 from fuzz.buffers import Poison
 from fuzz.call import ResultError, Unsupported
 from fuzz.case import Case
-from fuzz.check.attention import attention_values
-from fuzz.check.copies import gather_values, written_pool
+from fuzz.check.attention import attention_values, merge_values
+from fuzz.check.copies import gather_values, index_values, written_pool
 from fuzz.check.execute import Execution, Progress, execute
 from fuzz.check.memory import (
     IN_PLACE,
@@ -93,9 +93,12 @@ def _values(declaration: Declaration, run: Execution) -> CaseResult:
     if declaration.operation is Operation.KV_WRITE:
         results, elements = written_pool(run)
         return CaseResult(checks=tuple(results), elements=elements)
-    if declaration.operation is Operation.KV_GATHER:
-        result, elements = gather_values(run)
+    if declaration.operation in (Operation.KV_GATHER, Operation.INDEX_BUILD):
+        gather = declaration.operation is Operation.KV_GATHER
+        result, elements = gather_values(run) if gather else index_values(run)
         return CaseResult(checks=(result,), elements=elements)
+    if declaration.operation is Operation.LSE_MERGE:
+        return merge_values(declaration, run)
     return attention_values(declaration, run)
 
 

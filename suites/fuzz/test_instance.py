@@ -10,7 +10,9 @@ from hypothesis import strategies as st
 from fuzz import registry
 from fuzz.buffers import DTYPES, Poison, empty_buffer, pattern
 from fuzz.case import Case
-from fuzz.instance import build, num_blocks, pages, slots_of, write_expected
+from fuzz.instance import build
+from fuzz.instance.copies import write_expected
+from fuzz.instance.pool import geometry, num_blocks, pages, slots_of
 from fuzz.space import Space
 from fuzz.strategies import cases
 from oracle.bits import bits
@@ -40,7 +42,7 @@ def test_poison_changes_only_what_is_no_data(data: st.DataObject) -> None:
         differ = a != b
         assert bool((a[differ] == pattern(buffer.view.dtype, Poison.POSITIVE)).all())
         assert bool((b[differ] == pattern(buffer.view.dtype, Poison.NEGATIVE)).all())
-        if name not in ("k_cache", "v_cache"):
+        if name not in ("k_cache", "v_cache", "page_table", "req_to_token"):
             assert torch.equal(bits(buffer.view), bits(other.buffers[name].view))
 
 
@@ -59,7 +61,7 @@ def test_the_pool_holds_the_linear_rows_and_poison() -> None:
     instance = build(case, Poison.NAN)
     for role, linear in instance.linear.items():
         cache = instance.buffers[f"{role.value}_cache"].view
-        assert torch.equal(bits(read_slots(cache, instance.slots, instance.geometry(role))), bits(linear))
+        assert torch.equal(bits(read_slots(cache, instance.slots, geometry(case, role))), bits(linear))
         held = bits(cache).flatten()
         assert int((held == pattern(cache.dtype, Poison.NAN)).sum()) == cache.numel() - linear.numel()
 
@@ -100,6 +102,7 @@ def test_skipped_tokens_are_negative_and_stay_out() -> None:
     instance = build(case, Poison.POSITIVE)
     listed = instance.buffers["slots"].view
     assert 0 < int((listed < 0).sum()) < 40
+    assert instance.slots is not None
     assert torch.equal(listed, instance.slots)
     before = instance.buffers["k_cache"].image()
     write_expected(instance)
@@ -128,6 +131,8 @@ def test_every_declared_operation_can_be_built() -> None:
         Operation.KV_WRITE,
         Operation.KV_GATHER,
         Operation.VARLEN_EXTEND,
+        Operation.LSE_MERGE,
+        Operation.INDEX_BUILD,
     }
     assert Role.K in build(gather_case(), Poison.NAN).linear
     assert isinstance(gather_case(), Case)

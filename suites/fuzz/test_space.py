@@ -124,4 +124,4 @@ def test_the_sequence_is_pinned() -> None:
     assert blake2b("".join(drawn).encode(), digest_size=8).hexdigest() == PINNED
 
 
-PINNED = "52ebfbb1d935fe2c"
+PINNED = "0"
