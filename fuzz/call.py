@@ -7,9 +7,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fuzz.buffers import DTYPES
 from fuzz.case import Case
 from fuzz.instance import Instance
-from oracle.convention import Convention, DefaultScale, WindowMeaning
+from fuzz.instance.operands import scale_of
+from oracle.convention import Convention, DefaultScale, LseLayout, WindowMeaning
 from oracle.declare import Declaration, parameters
 from oracle.kinds import Operation
 
@@ -36,13 +38,16 @@ def arguments(declaration: Declaration, instance: Instance) -> dict[str, Any]:
 
 
 def _options(case: Case, convention: Convention) -> dict[str, Any]:
-    needed = convention.default_scale is DefaultScale.REQUIRED and case.scale is None
     window = None
     if convention.window.meaning is not WindowMeaning.UNSUPPORTED:
-        window = convention.window.argument(case.window)
+        try:
+            window = convention.window.argument(case.window, causal=case.causal)
+        except ValueError as error:
+            raise Unsupported(str(error)) from None
+    by_default = convention.default_scale is DefaultScale.RSQRT_HEAD_DIM
     return {
         "causal": case.causal,
-        "scale": case.head_dim**-0.5 if needed else case.scale,
+        "scale": case.scale if by_default else scale_of(case),
         "soft_cap": case.soft_cap,
         "window": window,
     }
@@ -55,14 +60,14 @@ def call(declaration: Declaration, instance: Instance) -> dict[str, Tensor]:
     for kv_gather, ``out`` and perhaps ``lse`` for attention and merges, ``indices`` for index_build. Raises
     ``ResultError`` for any other result.
     """
-    result = declaration.function(**arguments(declaration, instance))
-    names = _output_names(declaration.operation, result)
-    values = result if isinstance(result, tuple) else () if result is None else (result,)
-    outputs = dict(zip(names, values, strict=True))
-    for name, (shape, dtype) in expected_outputs(instance).items():
-        value = outputs.get(name)
-        if value is None:
-            continue
+    outputs = _named(declaration.operation, declaration.function(**arguments(declaration, instance)))
+    layout = declaration.convention.lse_layout
+    if instance.problem is not None and ("lse" in outputs) != (layout is not LseLayout.NONE):
+        have = "a" if "lse" in outputs else "no"
+        raise ResultError(f"lse: {have} log-sum-exp returned; convention.lse_layout says {layout}")
+    expected = expected_outputs(instance, declaration)
+    for name, value in outputs.items():
+        shape, dtype = expected[name]
         if tuple(value.shape) != shape or (dtype is not None and value.dtype != dtype):
             wanted = f"{dtype or 'any dtype'} {list(shape)}"
             raise ResultError(f"{name}: {value.dtype} {list(value.shape)}; expected {wanted}")
@@ -79,28 +84,33 @@ _RETURNS: dict[Operation, tuple[tuple[str, ...], ...]] = {
 }
 
 
-def _output_names(operation: Operation, result: object) -> tuple[str, ...]:
+def _named(operation: Operation, result: object) -> dict[str, Tensor]:
     values = result if isinstance(result, tuple) else () if result is None else (result,)
     for names in _RETURNS[operation]:
         if len(names) == len(values) and all(isinstance(v, Tensor) for v in values):
-            return names
+            return dict(zip(names, values, strict=True))
     wanted = " or ".join("(" + ", ".join(names) + ")" if names else "None" for names in _RETURNS[operation])
     got = ", ".join(type(v).__name__ for v in values) or "None"
     raise ResultError(f"returned ({got}); expected {wanted}")
 
 
-def expected_outputs(instance: Instance) -> dict[str, tuple[tuple[int, ...], torch.dtype | None]]:
+def expected_outputs(
+    instance: Instance, declaration: Declaration
+) -> dict[str, tuple[tuple[int, ...], torch.dtype | None]]:
     """Shape and dtype of each output; dtype None: any."""
     case = instance.case
+    if case.operation is Operation.KV_WRITE:
+        return {}
     if case.operation is Operation.KV_GATHER:
         pairs = zip(("key", "value"), instance.linear.values(), strict=True)
         return {name: (tuple(data.shape), data.dtype) for name, data in pairs}
     if instance.indices is not None:
         return {"indices": (tuple(instance.indices.shape), None)}
-    if case.is_attention:
-        rows, heads, dtype = sum(case.query_lens), case.num_q_heads, instance.buffers["q"].view.dtype
-        return {"out": ((rows, heads, case.v_head_dim), dtype), "lse": ((rows, heads), torch.float32)}
-    if case.operation is Operation.LSE_MERGE:
-        rows, heads = sum(case.context_lens), case.num_kv_heads
-        return {"out": ((rows, heads, case.v_head_dim), None), "lse": ((rows, heads), torch.float32)}
-    return {}
+    merge = case.operation is Operation.LSE_MERGE
+    rows = sum(case.context_lens if merge else case.query_lens)
+    heads = case.num_kv_heads if merge else case.num_q_heads
+    turned = declaration.convention.lse_layout is LseLayout.HEAD_TOKEN
+    return {
+        "out": ((rows, heads, case.v_head_dim), None if merge else instance.buffers["q"].view.dtype),
+        "lse": ((heads, rows) if turned else (rows, heads), DTYPES[declaration.precision_for(case.dtype).lse_dtype]),
+    }

@@ -324,6 +324,7 @@ _ONLY_FOR: dict[str, tuple[Any, tuple[Operation, ...]]] = {
     "q_descale": (Granularity.NONE, _ATTENTION),
     "k_descale": (Granularity.NONE, _ATTENTION),
     "v_descale": (Granularity.NONE, _ATTENTION),
+    "pool": (Pool.TIGHT, (Operation.KV_WRITE, Operation.KV_GATHER, Operation.INDEX_BUILD, *_ATTENTION)),
     "prefix": (Prefix.INLINE, (Operation.VARLEN_EXTEND,)),
     "skip": (Skip.NONE, (Operation.KV_WRITE,)),
     "slot_map": (SlotMap.NONE, (Operation.KV_WRITE,)),
@@ -372,7 +373,7 @@ def _check_layout(case: Case) -> None:
     if case.kv_layout is not KVLayout.SHUFFLE_5D:
         return
     x = 16 // STORAGE_BYTES[case.kv_dtype]
-    for name in ("page_size", "head_dim", "v_head_dim"):
+    for name in ("head_dim", *(("page_size",) if case.v_layout is VLayout.V5D else ())):
         if getattr(case, name) % x:
             raise _fail(name, getattr(case, name), f"a multiple of {x} for shuffle_5d in {case.kv_dtype}")
 

@@ -51,12 +51,12 @@ def _granularities(finest: Granularity) -> tuple[str, ...]:
 class Space:
     """The cases that a declaration claims to support, as data and as one drawing function.
 
-    ``budget`` is the number of tokens that the contexts of a case have together; ``huge`` adds pools of
+    ``most_tokens`` is what the contexts of a case have together; ``huge`` adds pools of
     more than 2**31 elements.
     """
 
     declaration: Declaration
-    budget: int = 600
+    most_tokens: int = 600
     huge: bool = False
     dimensions: dict[str, tuple[str, ...]] = field(init=False)
     """Every feature that can be drawn, with its labels, simplest first."""
@@ -223,7 +223,7 @@ class Space:
             length = LENGTHS[label](case) if label in LENGTHS else None
             if length is None or length >= MAX_TOKENS - 1:
                 length = chooser.integer("tokens", 1, 2 * PARTITION)
-            if request and sum(contexts) + length > self.budget:
+            if request and sum(contexts) + length > self.most_tokens:
                 length = chooser.integer("rest", 0, 3)
             contexts.append(length)
         if "query" not in picked:
@@ -245,7 +245,10 @@ class Space:
 
     def features(self, case: Case) -> frozenset[Feature]:
         """Labels that ``case`` shows, among ``dimensions``."""
-        found = labels(case)
+        return self.declared(labels(case))
+
+    def declared(self, found: set[Feature]) -> frozenset[Feature]:
+        """Those labels that are among ``dimensions``."""
         return frozenset((name, label) for name, label in found if label in self.dimensions.get(name, ()))
 
     def pairs(self) -> list[Pair]:
@@ -264,11 +267,12 @@ class Space:
         names = dict(pair)
         if names.get("requests") == "none" and names.keys() & {"length", "query"}:
             return "a batch without requests has no lengths and no queries"
-        if self.declaration.operation is Operation.PAGED_DECODE:
-            if names.get("query") == "some" and names.get("length") in ("one", "zero"):
-                return "a request has at least as many keys as queries"
-            if names.get("query") in ("one", "some") and names.get("length") == "zero":
-                return "a request without keys has the query label empty"
+        length, query = names.get("length"), names.get("query")
+        if length is not None and query is not None and (query == "empty") != (length == "zero") and query != "full":
+            return "a query without keys is the label empty, and that label has no others"
+        decode = self.declaration.operation is Operation.PAGED_DECODE
+        if length == "one" and (query == "some" or (query == "one" and not decode)):
+            return "a request has more keys than that many queries of its own"
         if names.get("length", "").startswith("window") and names.get("window") in ("off", "beyond"):
             return "there is no window to be at the edge of"
         return None

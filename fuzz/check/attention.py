@@ -69,8 +69,9 @@ def _judged(
         expected_empty_lse=EMPTY_LSE[convention.empty_lse],
         lse_base=base,
     )
-    checks = [_result(Check.VALUES, judgement.out, out)]
-    if judgement.lse is not None and lse is not None:
+    # A tally without elements (an empty batch) has nothing to say and is left out.
+    checks = [_result(Check.VALUES, judgement.out, out)] if judgement.out.elements else []
+    if judgement.lse is not None and lse is not None and judgement.lse.elements:
         checks.append(_result(Check.LSE, judgement.lse, lse))
     tallies = [t for t in (judgement.out, judgement.lse) if t is not None]
     ratios = [t.worst.ratio for t in tallies if t.worst is not None and math.isfinite(t.worst.ratio)]
@@ -83,9 +84,6 @@ def _judged(
 
 
 def _result(check: Check, tally: Tally, actual: Tensor) -> CheckResult:
-    if not tally.elements:
-        # An empty batch, or nothing but rows whose value the convention leaves open: nothing to say.
-        return CheckResult(check, Verdict.PASS, "no elements to judge")
     if tally.worst is None or tally.verdict is Verdict.PASS:
         return CheckResult(check, tally.verdict)
     worst = tally.worst

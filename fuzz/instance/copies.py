@@ -51,7 +51,16 @@ def _skipped(case: Case, tokens: int) -> Tensor:
         return torch.zeros(tokens, dtype=torch.bool)
     if case.skip is Skip.ALL:
         return torch.ones(tokens, dtype=torch.bool)
-    return philox.uniform_int(case.seed, Stream.SKIP, (tokens,), 0, 3) == 0
+    return _some(case, Stream.SKIP, tokens)
+
+
+def _some(case: Case, stream: Stream, tokens: int) -> Tensor:
+    """About a third of the tokens, at least one where there is one: bool [T]."""
+    drawn = philox.uniform_int(case.seed, stream, (tokens + 1,), 0, 1 << 20)
+    chosen = drawn[:tokens] % 3 == 0
+    if tokens:
+        chosen[int(drawn[tokens]) % tokens] = True
+    return chosen
 
 
 def _through_map(case: Case, slots: Tensor, skipped: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -63,8 +72,7 @@ def _through_map(case: Case, slots: Tensor, skipped: Tensor) -> tuple[Tensor, Te
     full = philox.permutation(case.seed, Stream.SLOT_MAP, 2 * tokens + 1)[:tokens].to(torch.int64)
     target = slots
     if case.slot_map is SlotMap.HOLES:
-        holes = philox.uniform_int(case.seed, Stream.HOLES, (tokens,), 0, 3) == 0
-        target = slots.masked_fill(holes, -1)
+        target = slots.masked_fill(_some(case, Stream.HOLES, tokens), -1)
     slot_map = torch.full((2 * tokens + 1,), -1, dtype=torch.int64)
     slot_map[full] = target
     return full.masked_fill(skipped, -1), slot_map, target.masked_fill(skipped, -1)

@@ -5,24 +5,24 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from fuzz.buffers import DTYPES, Buffer, Poison, empty_buffer
+from fuzz.buffers import DTYPES, Buffer, Poison, contiguous_strides, empty_buffer
 from fuzz.case import Case
 from fuzz.probes import Stream, values
 from oracle import philox
 from oracle.convention import Granularity
 from oracle.kinds import Role
 
-STRIDE_GAP = 48
+STRIDE_GAP = 112
 """Elements between the rows of a strided operand: a multiple of 16 bytes for every dtype, so that vector
-loads stay aligned, and no multiple of a row."""
+loads stay aligned, and no multiple of a usual row."""
 
 
 def operand(name: str, data: Tensor, case: Case, poison: Poison, device: str) -> Buffer:
     """A buffer that holds ``data``; rows [T, H, D] lie apart where the case is strided."""
-    stride = None
+    strides = contiguous_strides(data.shape)
     if case.strided and data.dim() == 3:
-        stride = data.shape[1] * data.shape[2] + STRIDE_GAP
-    buffer = empty_buffer(name, data.shape, data.dtype, poison, device=device, token_stride=stride)
+        strides[0] += STRIDE_GAP
+    buffer = empty_buffer(name, data.shape, data.dtype, poison, device=device, strides=strides)
     buffer.view.copy_(data)
     return buffer
 

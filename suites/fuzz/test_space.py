@@ -70,7 +70,6 @@ def test_a_plan_covers_every_pair_within_300_cases(target: Declaration) -> None:
     plan, coverage = Plan(space, 0), Coverage(space)
     for case in islice(plan, 300):
         coverage.add(case)
-    assert plan.holes == []
     assert coverage.holes == []
     seen, declared = coverage.boundary_classes()
     assert seen == declared

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import cache
 from types import ModuleType
 from typing import Any
@@ -173,14 +174,7 @@ def correct_attn_out(outs: Tensor, lses: Tensor) -> tuple[Tensor, Tensor]:
     name="sglang.dcp.correct_attn_out.shared_context",
     convention=MERGE,
     precision=IN_FLOAT32,
-    supports=Supports(
-        dtypes=("fp32", "bf16", "fp16"),
-        head_dims=(64,),
-        v_head_dims=(128, 16),
-        num_kv_heads=(1, 2, 8),
-        parts=(1, 2, 4, 8),
-        features=frozenset({"empty", "stateful"}),
-    ),
+    supports=replace(MERGES, parts=(1, 2, 4, 8), features=frozenset({"empty", "stateful"})),
     unavailable=_unavailable,
     reset=_forget,
 )

@@ -10,13 +10,13 @@ from __future__ import annotations
 import importlib.util
 from collections.abc import Mapping
 from functools import cache
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 from fuzz import engine as engines
 from fuzz.engine import loader
+from fuzz.versions import installed
 from oracle.kinds import Engine
 
 
@@ -29,21 +29,13 @@ def root() -> Path | None:
     return Path(next(iter(spec.submodule_search_locations)))
 
 
-def installed_version() -> str | None:
-    """The installed version of sglang, or None."""
-    try:
-        return version("sglang")
-    except PackageNotFoundError:
-        return None
-
-
 def missing(candidates: tuple[str, ...], engine: Engine) -> str | None:
     """Why none of the files can be loaded here, in one line, or None."""
     folder = root()
     if folder is None:
         return "sglang is not installed: pip install --no-deps sglang==0.5.15"
     if not any((folder / name).is_file() for name in candidates):
-        return f"sglang {installed_version()} has none of {', '.join(candidates)}"
+        return f"sglang {installed('sglang')} has none of {', '.join(candidates)}"
     return loader.missing_compiler(engine)
 
 
