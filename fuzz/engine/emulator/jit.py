@@ -26,11 +26,28 @@ _COMPILER_OPTIONS = frozenset(
 )
 
 
+class _Whole(int):
+    """A compile-time integer: its `value` is itself, as host code expects of a constexpr."""
+
+    @property
+    def value(self) -> int:
+        return int(self)
+
+
+class _Fraction(float):
+    """A compile-time float, likewise."""
+
+    @property
+    def value(self) -> float:
+        return float(self)
+
+
 class constexpr:
     """Marks a parameter or a variable as known at compile time. Calling it gives back the plain value."""
 
     def __new__(cls, value: Any) -> Any:
-        return value
+        plain = {int: _Whole, float: _Fraction}.get(type(value))
+        return value if plain is None else plain(value)
 
 
 def _is_constexpr(annotation: Any) -> bool:
@@ -68,6 +85,10 @@ class JITFunction:
         bound.apply_defaults()
         return self.launch(dict(bound.arguments), grid, {})
 
+    def body(self, **values: Any) -> None:
+        """One execution of the kernel, for the batch of programs that the context names."""
+        self.fn(**values)
+
     def launch(self, bound: dict[str, Any], grid: Any, elements: Mapping[str, DType]) -> "CompiledKernel":
         """Launch with bound arguments; `elements` overrides the element types of pointer arguments."""
         size = grid(bound) if callable(grid) else grid
@@ -77,7 +98,7 @@ class JITFunction:
         }
         key = tuple(repr(bound[name]) for name in self.arg_names if name in self.constexprs)
         experience = self._experience.setdefault(key, Experience())
-        launch(self.__name__, partial(self.fn, **values), three(size), experience)
+        launch(self.__name__, partial(self.body, **values), three(size), experience)
         return CompiledKernel(self, bound, values)
 
 
