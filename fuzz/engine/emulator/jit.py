@@ -10,6 +10,7 @@ import torch
 
 from fuzz.engine.emulator.casts import cast
 from fuzz.engine.emulator.context import active
+from fuzz.engine.emulator.descriptors import TensorDescriptor, make_tensor_descriptor
 from fuzz.engine.emulator.dtypes import DType, PointerType, float32
 from fuzz.engine.emulator.errors import KernelError, UndefinedName
 from fuzz.engine.emulator.launch import Experience, Grid, launch
@@ -153,6 +154,9 @@ def argument(value: Any, name: str, element: DType | None = None) -> Any:
     if isinstance(value, torch.Tensor):
         pointer = Buffer.of(value, name).pointer()
         return pointer if element is None else cast(pointer, PointerType(element))
+    if isinstance(value, TensorDescriptor):
+        base = argument(value.base, name)
+        return make_tensor_descriptor(base, value.shape, value.strides, value.block_shape, value.padding)
     if isinstance(value, bool):
         return as_value(value)
     if isinstance(value, Integral):

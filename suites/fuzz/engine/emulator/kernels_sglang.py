@@ -28,9 +28,7 @@ def tree(hip: bool = False) -> emulator.SourceTree:
     utils = emulator.stub(
         "sglang.srt.utils", is_cuda=lambda: not hip, is_hip=lambda: hip, is_gfx95_supported=lambda: hip
     )
-    return emulator.SourceTree(
-        {"sglang": package()}, {"sglang.srt.utils": utils, "torch": emulator.torch_with(H200)}
-    )
+    return emulator.SourceTree({"sglang": package()}, {"sglang.srt.utils": utils, "torch": emulator.torch_with(H200)})
 
 
 def decode(hip: bool = False) -> ModuleType:
