@@ -273,6 +273,10 @@ class Space:
         decode = self.declaration.operation is Operation.PAGED_DECODE
         if length == "one" and (query == "some" or (query == "one" and not decode)):
             return "a request has more keys than that many queries of its own"
+        if decode and length == "page-1" and names.get("page_size") == "1":
+            return "a request has at least one key"
+        if names.get("window") == "page" and names.get("page_size") == "1":
+            return "a window of one page of one key has the label one"
         if names.get("length", "").startswith("window") and names.get("window") in ("off", "beyond"):
             return "there is no window to be at the edge of"
         return None

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fuzz.versions import installed
 from oracle import Convention, Precision, Supports, declare
 from oracle.convention import LseLayout
 from oracle.kinds import Engine, IndexTask, KVLayout, LseBase
@@ -110,13 +111,19 @@ def gathered_indices(
 BLOCK = 512
 
 
+def _local_unavailable(engine: Engine) -> str | None:
+    if installed("sglang") not in (None, "0.5.15"):
+        return f"sglang {installed('sglang')}: later versions list widened slots; declared for 0.5.15 only"
+    return _unavailable(engine)
+
+
 @declare.index_build(
     name="sglang.dcp.local_indices",
     task=IndexTask.LOCAL,
     convention=INDICES,
     precision=EXACT_COPY,
     supports=LISTS,
-    unavailable=_unavailable,
+    unavailable=_local_unavailable,
 )
 def local_indices(
     lens: Tensor,

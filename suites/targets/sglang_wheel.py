@@ -15,6 +15,7 @@ from types import ModuleType
 from typing import Any
 
 from fuzz import engine as engines
+from fuzz.call import Unsupported
 from fuzz.engine import loader
 from fuzz.versions import installed
 from oracle.kinds import Engine
@@ -46,7 +47,7 @@ class _Placeholder:
         self._name = name
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        raise NotImplementedError(f"{self._name} is not loaded: only the kernels of the importing file are")
+        raise Unsupported(f"sglang {installed('sglang')} needs {self._name}, which this adapter does not load")
 
 
 class _PlaceholderModule(ModuleType):
