@@ -20,7 +20,6 @@ FOLDERS = ("srt/layers/attention/triton_ops", "kernels/ops/attention")
 
 DECODE = tuple(f"{folder}/decode_attention.py" for folder in FOLDERS)
 EXTEND = tuple(f"{folder}/extend_attention.py" for folder in FOLDERS)
-PREFILL = tuple(f"{folder}/prefill_attention.py" for folder in FOLDERS)
 
 SPLITS = 8
 """Partial results a request may have; request i uses 1 + i % SPLITS of them."""
@@ -32,18 +31,27 @@ def _about_the_machine() -> dict[str, dict[str, object]]:
     return {"sglang.srt.utils": answers, "sglang.kernels.utils": answers, "sglang.srt.utils.common": answers}
 
 
+def _sibling(name: str, given: dict[str, dict[str, object]]) -> dict[str, dict[str, object]]:
+    """The names of a module that lies beside the kernels, loaded for real; nothing where this version has none."""
+    files = tuple(f"{folder}/{name}.py" for folder in FOLDERS)
+    if not sglang_wheel.has(files):
+        return {}
+    module = sglang_wheel.load(files, given)
+    return {f"sglang.{folder.replace('/', '.')}.{name}": vars(module) for folder in FOLDERS}
+
+
 @cache
 def _decode() -> ModuleType:
-    return sglang_wheel.load(DECODE, _about_the_machine())
+    given = _about_the_machine()
+    return sglang_wheel.load(DECODE, given | _sibling("score_mod", given))
 
 
 @cache
 def _extend() -> ModuleType:
-    modules = {"decode_attention": _decode(), "prefill_attention": sglang_wheel.load(PREFILL, _about_the_machine())}
-    given: dict[str, dict[str, object]] = dict(_about_the_machine())
-    for folder in FOLDERS:
-        package = "sglang." + folder.replace("/", ".")
-        given |= {f"{package}.{name}": vars(module) for name, module in modules.items()}
+    given = _about_the_machine()
+    given |= _sibling("score_mod", given)
+    for name in ("decode_attention", "prefill_attention"):
+        given |= _sibling(name, given)
     return sglang_wheel.load(EXTEND, given)
 
 

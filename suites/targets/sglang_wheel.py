@@ -30,12 +30,17 @@ def root() -> Path | None:
     return Path(next(iter(spec.submodule_search_locations)))
 
 
+def has(candidates: tuple[str, ...]) -> bool:
+    """Whether the installed sglang has one of the files (paths inside the package)."""
+    folder = root()
+    return folder is not None and any((folder / name).is_file() for name in candidates)
+
+
 def missing(candidates: tuple[str, ...], engine: Engine) -> str | None:
     """Why none of the files can be loaded here, in one line, or None."""
-    folder = root()
-    if folder is None:
+    if root() is None:
         return "sglang is not installed: pip install --no-deps sglang==0.5.15"
-    if not any((folder / name).is_file() for name in candidates):
+    if not has(candidates):
         return f"sglang {installed('sglang')} has none of {', '.join(candidates)}"
     return loader.missing_compiler(engine)
 
