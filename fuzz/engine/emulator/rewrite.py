@@ -130,7 +130,7 @@ class Runtime:
     @staticmethod
     def assigned(x: Any) -> Any:
         """A plain assignment makes a scalar of a Python number, in tuples too."""
-        if type(x) in (bool, int, float):
+        if isinstance(x, (bool, int, float)):
             return as_value(x)
         return tuple(Runtime.assigned(item) for item in x) if type(x) is tuple else x
 

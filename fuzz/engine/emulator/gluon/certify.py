@@ -11,9 +11,9 @@ from fuzz.engine.emulator.errors import KernelError
 from fuzz.engine.emulator.gluon import layouts
 from fuzz.engine.emulator.gluon.execution import begin
 from fuzz.engine.emulator.gluon.shared import SharedMemory
-from fuzz.engine.emulator.gluon.table import FUNCTIONS, LIBDEVICE
+from fuzz.engine.emulator.gluon.table import FUNCTIONS
 from fuzz.engine.emulator.operators import arithmetic
-from fuzz.engine.emulator.references import Array, Row, _run, value
+from fuzz.engine.emulator.references import Array, Row, launched, value
 from fuzz.engine.emulator.value import Value
 
 _LANES = np.arange(8, dtype=np.int32)
@@ -39,7 +39,7 @@ def _within(size: int, body: Callable[[Value], None], programs: int = 1) -> Arra
         begin(4)
         body(pointer)
 
-    return _run((programs, 1, 1), size, fresh)
+    return launched((programs, 1, 1), size, fresh)
 
 
 def _loaded(function: Callable[[Value], Value]) -> Array:
@@ -244,17 +244,6 @@ def _async_rows() -> tuple[Row, ...]:
     )
 
 
-def _libdevice_rows() -> tuple[Row, ...]:
-    def rounded(function: Callable[[Array], Array]) -> Callable[[Array], Array]:
-        return lambda x: function(x.astype(np.float64)).astype(np.float32)
-
-    return (
-        _row("libdevice.fast_dividef", (_X, _Y), np.divide, lambda x, y: x * (1 / y), LIBDEVICE["fast_dividef"]),
-        _row("libdevice.fast_expf", (_X,), rounded(np.exp), rounded(np.exp2), LIBDEVICE["fast_expf"]),
-        _row("libdevice.fast_tanhf", (_X,), rounded(np.tanh), rounded(np.sin), LIBDEVICE["fast_tanhf"]),
-    )
-
-
 def _halves(x: Array, kind: Any) -> Array:
     return np.ascontiguousarray(x.reshape(-1).view(kind)[:32].reshape(4, 8))
 
@@ -356,11 +345,9 @@ ROWS: tuple[Row, ...] = (
         lambda: _refuses(lambda: FUNCTIONS["amd.cdna4.get_mfma_scale_layout"](None, [4, 2], 16)),
     ),
     *_async_rows(),
-    *_libdevice_rows(),
 )
 
 
-def missing() -> list[str]:
-    """Functions of the table that no row certifies."""
-    entered = {f"gl.{name}" for name in FUNCTIONS} | {f"gl.libdevice.{name}" for name in LIBDEVICE}
-    return sorted(entered - {row.name for row in ROWS})
+def names() -> set[str]:
+    """Functions that must have a row."""
+    return {f"gl.{name}" for name in FUNCTIONS}

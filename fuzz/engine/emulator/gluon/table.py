@@ -13,7 +13,7 @@ from fuzz.engine.emulator.casts import cast
 from fuzz.engine.emulator.errors import KernelError
 from fuzz.engine.emulator.gluon import buffers, layouts, matrix, program
 from fuzz.engine.emulator.gluon.shared import SharedMemory
-from fuzz.engine.emulator.operators import arithmetic, bitwise, true_divide
+from fuzz.engine.emulator.operators import arithmetic, bitwise
 from fuzz.engine.emulator.value import Value
 
 # Distributions of Triton under other names, whose modules are the same here.
@@ -111,13 +111,6 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
     **{f"amd.cdna4.async_copy.{name}": function for name, function in _ASYNC.items()},
 }
 
-# Vendor functions that Triton's table lacks, of `triton.language.extra.hip.libdevice`.
-LIBDEVICE: dict[str, Callable[..., Any]] = {
-    "fast_dividef": true_divide,
-    "fast_expf": mathematics.exp,
-    "fast_tanhf": mathematics.tanh,
-}
-
 _LAYOUTS: dict[str, Any] = {
     kind.__name__: kind
     for kind in (
@@ -163,9 +156,7 @@ def modules() -> dict[str, ModuleType]:
     """Fresh substitutes for `triton` with Gluon, and for its forks, by full name."""
     known = lang.modules()
     top, language = known["triton"], known["triton.language"]
-    _extend_libdevice(known)
-    core_names = {**_public(language), "_aggregate": program.aggregate}
-    core = lang.SubstituteModule("triton.language.core", "tl.core", core_names)
+    setattr(known["triton.language.core"], "_aggregate", program.aggregate)  # noqa: B010 - a module made at run time
     name = "triton.experimental.gluon.language"
     copies = GluonModule(f"{name}.amd.cdna4.async_copy", "gl.amd.cdna4.async_copy", _below("amd.cdna4.async_copy"))
     cdna3 = GluonModule(f"{name}.amd.cdna3", "gl.amd.cdna3", _below("amd.cdna3"))
@@ -191,9 +182,8 @@ def modules() -> dict[str, ModuleType]:
     }
     gluon = GluonModule("triton.experimental.gluon", "gluon", gluon_names)
     experimental = GluonModule("triton.experimental", "triton.experimental", {"gluon": gluon})
-    setattr(top, "experimental", experimental)  # noqa: B010 - a module made at run time
-    setattr(language, "core", core)  # noqa: B010
-    added = (core, experimental, gluon, gl, gl_core, amd, cdna3, cdna4, copies)
+    setattr(top, "experimental", experimental)  # noqa: B010
+    added = (experimental, gluon, gl, gl_core, amd, cdna3, cdna4, copies)
     known.update({module.__name__: module for module in added})
     return {**known, **_forked(known.items())}
 
@@ -212,12 +202,6 @@ def _language(triton: ModuleType) -> dict[str, Any]:
 
 def _public(module: ModuleType) -> dict[str, Any]:
     return {name: value for name, value in vars(module).items() if not name.startswith("_")}
-
-
-def _extend_libdevice(known: dict[str, ModuleType]) -> None:
-    libdevice = known["triton.language.extra.libdevice"]
-    for name, function in LIBDEVICE.items():
-        setattr(libdevice, name, function)
 
 
 def _forked(known: Iterable[tuple[str, ModuleType]]) -> dict[str, ModuleType]:

@@ -15,7 +15,6 @@ import torch
 from torch import Tensor
 
 from fuzz.engine.emulator import dtypes, load_source, stub
-from fuzz.engine.emulator.loader import substituted, with_parents
 
 SOURCE = Path("aiter/ops/triton/gluon/pa_decode_gluon.py")
 FP8 = {"gfx942": torch.float8_e4m3fnuz, "gfx950": torch.float8_e4m3fn}
@@ -81,14 +80,9 @@ def module(folder: Path, arch: str) -> ModuleType:
 
 
 def entry(folder: Path, arch: str) -> Callable[..., None]:
-    """`pa_decode_gluon` for `arch`. It imports one of the stubs when it runs, so they are put in place again."""
-    function = module(folder, arch).pa_decode_gluon
-
-    def call(*args: Any, **kwargs: Any) -> None:
-        with substituted(with_parents(stubs(arch))):
-            function(*args, **kwargs)
-
-    return call
+    """`pa_decode_gluon` for `arch`."""
+    function: Callable[..., None] = module(folder, arch).pa_decode_gluon
+    return function
 
 
 def partials(batch: int, kv_heads: int, parts: int, rows: int, dim: int, dtype: torch.dtype) -> dict[str, Tensor]:

@@ -9,14 +9,12 @@ import os
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
-from types import ModuleType
 
 from torch import Tensor
 
-from fuzz.engine.emulator import load_source
+from fuzz.engine.emulator import SourceTree
 
 PACKAGE = "tokenspeed_kernel_amd"
-_ATTENTION = "ops.gfx950.attention"
 
 
 def package() -> Path | None:
@@ -30,18 +28,14 @@ def package() -> Path | None:
 
 
 @cache
-def module(folder: Path, name: str) -> ModuleType:
-    """One file of the package by its dotted name below it, with the two files that the attention kernels import."""
-    needed = {"_triton": (), f"{_ATTENTION}._common": ("_triton",)}.get(name, ("_triton", f"{_ATTENTION}._common"))
-    imports = {f"{PACKAGE}.{other}": module(folder, other) for other in needed}
-    path = folder / Path(*name.split(".")).with_suffix(".py")
-    return load_source(path, f"{PACKAGE}.{name}", imports=imports)
+def tree(folder: Path) -> SourceTree:
+    """The package as a tree of sources: a file is executed when it is asked for, or imported by one that is."""
+    return SourceTree({PACKAGE: folder})
 
 
 def _entry(folder: Path, name: str) -> Callable[..., Tensor | tuple[Tensor, Tensor]]:
-    function: Callable[..., Tensor | tuple[Tensor, Tensor]] = getattr(
-        module(folder, f"{_ATTENTION}.mha.{name}"), f"launch_gluon_mha_{name}_gfx950"
-    )
+    module = tree(folder).load(f"{PACKAGE}.ops.gfx950.attention.mha.{name}")
+    function: Callable[..., Tensor | tuple[Tensor, Tensor]] = getattr(module, f"launch_gluon_mha_{name}_gfx950")
     return function
 
 
