@@ -93,8 +93,7 @@ def buffer_past_end(x, out, n):
 def buffer_masked(x, out, n):
     lanes = gl.arange(0, 16, layout=LINE)
     values = gl.amd.cdna4.buffer_load(x, lanes, mask=lanes < n)
-    gl.amd.cdna4.buffer_store(values + 1, out, lanes % 8, mask=lanes >= n)
-    gl.amd.cdna4.buffer_store(values, out, lanes, mask=lanes < n)
+    gl.amd.cdna4.buffer_store(values + (lanes >= n).to(gl.int32), out, lanes, mask=lanes < 8)
 
 
 @gluon.jit
