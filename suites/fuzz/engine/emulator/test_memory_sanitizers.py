@@ -193,7 +193,7 @@ def test_a_race_in_a_later_launch_of_a_known_kernel_is_found(kernels: ModuleType
 def test_consequences_name_their_cause(kernels: ModuleType, serial: bool) -> None:
     with emulator.session(Options(serial=serial)) as log:
         kernels.out_of_bounds_stored[(1,)](zeros(12)[:6], zeros(16), 6, 8)
-    load, _again, follows, other, *_ = log.findings
+    load, _again, follows, *_ = log.findings
     assert (load.kind, load.line, load.caused_by) == (
         FindingKind.OUT_OF_BOUNDS_LOAD,
         line_of("fault: out_of_bounds_stored"),
