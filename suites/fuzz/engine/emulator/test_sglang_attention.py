@@ -120,11 +120,13 @@ def test_extend_of_one_part(parts: tuple[bool, bool]) -> None:
     judge(kernels_sglang.run_extend(prefixes, new, shape, rules, parts=parts), new, shape, rules)
 
 
-def test_extend_of_a_part_without_keys_is_nan() -> None:
+def test_extend_of_a_part_without_keys() -> None:
+    """Found in 0.5.15: NaN, which no weight of 0 takes away again when the parts are merged. 0.5.23 gives 0."""
     shape = Shape()
     result = kernels_sglang.run_extend([0, 3], [2, 1], shape, rules_of(shape, causal=False), parts=(True, False))
     assert result.log.findings == ()
-    assert result.out[:2].isnan().all()  # the contract: 0 and -inf
+    wrong = kernels_sglang.version() == "0.5.15"
+    assert (result.out[:2].isnan() if wrong else result.out[:2] == 0).all()
     assert result.lse is not None
     assert (result.lse[:2] == -math.inf).all()
 
