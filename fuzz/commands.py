@@ -21,6 +21,7 @@ from fuzz.campaign.finding import Finding, findings_of
 from fuzz.campaign.run import Campaign, Outcome, Settings, open_pool, run_cases
 from fuzz.case import Case, CaseError, case_from_dict
 from fuzz.report import summary as summaries
+from fuzz.report.coverage import coverage_dict, coverage_lines, covered
 from fuzz.support import unsupported
 from fuzz.versions import versions
 from oracle.declare import Declaration
@@ -91,18 +92,32 @@ def exit_code(found: Sequence[Finding], harness_errors: int, ran: int) -> Exit:
 # ------------------------------------------------------------------------- run
 
 
-def run_case(case: Case, patterns: Sequence[str], engine: Engine, modules: tuple[str, ...], as_json: bool) -> None:
-    """Judge one case on the targets that support it. Ends with ``Stop`` unless all is clean."""
+def run_case_files(
+    cases: Sequence[Case],
+    patterns: Sequence[str],
+    engine: Engine,
+    modules: tuple[str, ...],
+    as_json: bool,
+    coverage: bool = False,
+) -> None:
+    """Judge cases on the targets that support them. Ends with ``Stop`` unless all is clean."""
+    if coverage and engine is not Engine.EMULATOR:
+        raise Stop(Exit.USAGE, f"--coverage: {engine} has none; allowed: --engine emulator")
     known = registry.load(modules)
-    chosen = registry.select(known, patterns)
-    if not patterns:
-        chosen = [d for d in chosen if d.operation is case.operation]
-    able, skipped = runnable(chosen, engine)
-    skipped |= {d.name: reason for d in able if (reason := unsupported(d, case)) is not None}
-    names = [d.name for d in able if d.name not in skipped]
-    settings = Settings(engine=engine, modules=modules, versions=versions())
+    pairs: list[tuple[str, Case]] = []
+    skipped: dict[str, str] = {}
+    for case in cases:
+        chosen = registry.select(known, patterns)
+        if not patterns:
+            chosen = [d for d in chosen if d.operation is case.operation]
+        able, reasons = runnable(chosen, engine)
+        reasons |= {d.name: reason for d in able if (reason := unsupported(d, case)) is not None}
+        pairs += [(d.name, case) for d in able if d.name not in reasons]
+        skipped |= reasons
+    skipped = {name: reason for name, reason in skipped.items() if name not in {target for target, _ in pairs}}
+    settings = Settings(engine=engine, modules=modules, versions=versions(), coverage=coverage)
     with open_pool(settings) as pool:
-        outcomes = list(run_cases(pool, iter([(name, case) for name in names]), settings))
+        outcomes = list(run_cases(pool, iter(pairs), settings))
     _report_outcomes(outcomes, skipped, settings, as_json)
 
 
@@ -155,6 +170,8 @@ def _report_outcomes(
             _print_outcome(outcome)
         for name, reason in skipped.items():
             print(f"{name}: unsupported: {reason}")
+        if settings.coverage:
+            print("\n".join(coverage_lines(covered(outcomes))))
     code = exit_code(found, len(errors), len(judged))
     if code is not Exit.CLEAN:
         line = errors[0] if errors else "nothing asked for can run here" if code is Exit.NOTHING else ""
@@ -186,8 +203,9 @@ def _outcomes_dict(
         entry["verdicts"][result.verdict.value] = entry["verdicts"].get(result.verdict.value, 0) + 1
         if result.reason:
             entry["skipped"][result.reason] = entry["skipped"].get(result.reason, 0) + 1
-        entry["time"] = dict(outcome.seconds)
-        entry["checks"] = [check.to_dict() for check in result.checks]
+        for phase, seconds in outcome.seconds.items():
+            entry["time"][phase] = entry["time"].get(phase, 0.0) + seconds
+        entry.setdefault("checks", []).extend(check.to_dict() for check in result.checks)
     for finding in found:
         targets[finding.target]["findings"].append(finding.to_dict())
     for name, reason in skipped.items():
@@ -199,6 +217,7 @@ def _outcomes_dict(
         "versions": dict(settings.versions),
         "targets": targets,
         "harness_errors": [o.harness_error for o in outcomes if o.harness_error],
+        **({"coverage": coverage_dict(covered(outcomes))} if settings.coverage else {}),
     }
 
 

@@ -27,7 +27,8 @@ def setup(options: Mapping[str, Any]) -> None:
 
 
 def run(request: dict[str, Any], progress: Callable[[str], None]) -> dict[str, Any]:
-    """Judge ``request["case"]`` on ``request["target"]``; returns ``CaseResult.to_dict()``.
+    """Judge ``request["case"]`` on ``request["target"]``; returns ``CaseResult.to_dict()``, with coverage if
+    ``request["coverage"]`` is given and true.
 
     Whatever a target raises in its own call is the finding CRASH; what our code raises passes through.
     """
@@ -41,7 +42,7 @@ def run(request: dict[str, Any], progress: Callable[[str], None]) -> dict[str, A
 
     declaration, case = _targets[request["target"]], case_from_dict(request["case"])
     try:
-        result = check_case(declaration, case, engines.current(), note)
+        result = check_case(declaration, case, engines.current(), note, request.get("coverage", False))
     except Exception as error:
         if phase != "kernel":
             raise

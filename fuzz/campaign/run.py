@@ -78,7 +78,9 @@ class TargetSummary:
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
-    """How to run. ``modules`` are the user's own target modules; ``ledger`` is empty where it is ignored."""
+    """How to run. ``modules`` are the user's own target modules; ``ledger`` is empty where it is ignored;
+    ``coverage`` asks for what the kernels reached (emulator only).
+    """
 
     engine: Engine
     seed: int = 0
@@ -87,6 +89,7 @@ class Settings:
     ledger: tuple[Defect, ...] = ()
     versions: Versions = field(default_factory=dict)
     timeout_s: float = CASE_TIMEOUT_S
+    coverage: bool = False
 
     @property
     def defects(self) -> tuple[Defect, ...]:
@@ -145,7 +148,7 @@ def run_cases(pool: Pool, requests: Iterator[tuple[str, Case]], settings: Settin
     def ask() -> Iterator[dict[str, object]]:
         for target, case in requests:
             asked.append((target, case))
-            yield {"target": target, "case": case.to_dict()}
+            yield {"target": target, "case": case.to_dict(), "coverage": settings.coverage}
 
     for index, reply in pool.map(ask(), settings.timeout_s):
         target, case = asked[index]

@@ -225,7 +225,9 @@ def traced_lines(coverage: Coverage) -> Iterator[None]:
             return None
         code = frame.f_code
         if code not in known:
-            known[code] = plan_of(code)
+            plan = plan_of(code)
+            # Lambdas and comprehensions have frames of their own, within a statement.
+            known[code] = plan if plan is not None and plan.name.endswith(f":{code.co_name}") else None
         plan = known[code]
         return None if plan is None else _FrameTracer(plan, coverage.function(plan))
 

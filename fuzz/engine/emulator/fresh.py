@@ -21,7 +21,7 @@ class FreshMemory:
         self.version = _version(tensor)
         size, storage = tensor.element_size(), tensor.untyped_storage()
         self.pattern = None if pattern is None else _signed(pattern, size)
-        self._held = torch.empty(0, dtype=_RAW[size])
+        self._held = torch.zeros(0, dtype=_RAW[size])
         self._held.set_(storage, 0, (storage.nbytes() // size,))  # type: ignore[call-overload]
         self._marks = torch.full((storage.nbytes(),), 255, dtype=torch.uint8)
 

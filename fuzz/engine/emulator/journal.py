@@ -13,6 +13,8 @@ from enum import Enum, auto
 import torch
 from torch import Tensor
 
+from fuzz.engine.emulator.errors import Location
+
 _FREE, _SHARED = -1, -2  # owners of an address that no program, that several programs wrote
 
 
@@ -30,7 +32,7 @@ class Access:
 
     `index`: elements of the flat storage, which has `size` of them, int64 [n]. `shape`, `active`, `programs`:
     enough to tell which program each of them belongs to; shape[0] == 1 with several programs means that each
-    touched all of them. `atomic`: part of an atomic function.
+    touched all of them. `location`: the line of user code. `atomic`: part of an atomic function.
     """
 
     storage: int
@@ -40,6 +42,7 @@ class Access:
     shape: tuple[int, ...]
     active: Tensor | None
     programs: Tensor
+    location: Location
     atomic: bool = False
 
     def owners(self) -> Tensor:

@@ -148,13 +148,13 @@ class _Runner:
                 if verdict is Verdict.INDEPENDENT:
                     return True
                 seen.clear()
+            self.experience.noted |= journal.unknown()
             journal.take_back((0, 0))
             del context.findings[findings:]
             self.batches = batches
             if verdict is Verdict.DEPENDENT:
                 self.serial = True
                 return False
-            self.experience.noted |= journal.unknown()
             if self.races.noted is not None:
                 self.races.noted = self.experience.noted
 

@@ -14,7 +14,7 @@ from fuzz.engine.emulator.errors import KernelError, user_location
 from fuzz.engine.emulator.journal import Access, Store
 from fuzz.engine.emulator.options import MaskedLanes
 from fuzz.engine.emulator.provenance import Origin, from_origin
-from fuzz.engine.emulator.races import program_of
+from fuzz.engine.emulator.races import Races
 from fuzz.engine.emulator.sanitizer import FindingKind, report
 from fuzz.engine.emulator.session import fresh_memory
 from fuzz.engine.emulator.value import Number, Value, as_value, broadcast_shapes, join_taints, lift
@@ -193,8 +193,8 @@ def _write(buffer: Buffer, lanes: _Lanes, access: Access, bits: Tensor) -> None:
         journal.stores.append(Store(access, raw, before, changed, contested, marks, marks_before))
     elif races is not None:
         stores, loads = races.store(access, changed)
-        _report_race(FindingKind.RACING_STORES, stores, lanes, buffer)
-        _report_race(FindingKind.RACING_LOAD, loads, lanes, buffer, "that program loads it, this one stores")
+        _report_races(FindingKind.RACING_STORES, races, stores, lanes, buffer, "that program stores it")
+        _report_races(FindingKind.RACING_LOAD, races, loads, lanes, buffer, "that program loads it")
 
 
 def _note_load(buffer: Buffer, lanes: _Lanes, atomic: bool) -> None:
@@ -207,23 +207,25 @@ def _note_load(buffer: Buffer, lanes: _Lanes, atomic: bool) -> None:
             journal.loaded.setdefault(buffer.storage, set()).add(buffer.name)
     elif races is not None and races.wants(buffer.storage, buffer.name):
         codes = races.load(_access(buffer, lanes, atomic))
-        _report_race(FindingKind.RACING_LOAD, codes, lanes, buffer, "that program stores it, this one loads")
+        _report_races(FindingKind.RACING_LOAD, races, codes, lanes, buffer, "that program stores it")
 
 
 def _mask_of(mask: Value | Number | None) -> Tensor | None:
     return None if mask is None else as_value(mask).data != 0
 
 
-def _report_race(kind: FindingKind, codes: Tensor | None, lanes: _Lanes, buffer: Buffer, detail: str = "") -> None:
+def _report_races(
+    kind: FindingKind, races: Races, codes: Tensor | None, lanes: _Lanes, buffer: Buffer, detail: str
+) -> None:
     """Report the lanes of an access that race, given what they race with (see `Races.load`)."""
     if codes is None:
         return
-    racing = codes != 0
-    if lanes.active is None:
-        racing = racing.reshape(lanes.offsets.shape)
-    else:
-        racing = torch.zeros(lanes.offsets.shape, dtype=torch.bool).masked_scatter(lanes.active, racing)
-    report(kind, racing, lanes.offsets, buffer, detail=detail, other=program_of(codes))
+    for location, program, racing in races.opponents(codes):
+        if lanes.active is None:
+            racing = racing.reshape(lanes.offsets.shape)
+        else:
+            racing = torch.zeros(lanes.offsets.shape, dtype=torch.bool).masked_scatter(lanes.active, racing)
+        report(kind, racing, lanes.offsets, buffer, detail=f"{detail} at {location}", other=program)
 
 
 def check_store_dtype(pointer: Value, value: Value) -> None:
@@ -258,8 +260,8 @@ def target(pointer: Value) -> tuple[Buffer, DType]:
 def _access(buffer: Buffer, lanes: _Lanes, atomic: bool) -> Access:
     offsets = lanes.offsets.reshape(-1) if lanes.active is None else lanes.offsets[lanes.active]
     raw, shape, programs = buffer.raw, lanes.offsets.shape, active().programs
-    index = offsets + buffer.base
-    return Access(buffer.storage, raw.element_size(), raw.numel(), index, shape, lanes.active, programs, atomic)
+    index, size, width = offsets + buffer.base, raw.numel(), raw.element_size()
+    return Access(buffer.storage, width, size, index, shape, lanes.active, programs, user_location(), atomic)
 
 
 def _resolve(

@@ -10,16 +10,20 @@ at the same address (`acquire`). Atomics never race with atomics. Blocks of atom
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
+from fuzz.engine.emulator.errors import Location
 from fuzz.engine.emulator.journal import Access, Journal
 
-_PROGRAM = (1 << 32) - 1  # the code of an access: program + 1, whether atomic, the program's epoch
+# The code of an access: program + 1, whether atomic, which line, the program's epoch.
+_PROGRAM = (1 << 32) - 1
 _ATOMIC = 1 << 32
-_EPOCH = 33
+_LINE, _MOST_LINES = 33, (1 << 12) - 1
+_EPOCH, _MOST_EPOCHS = 45, (1 << 18) - 1
 
 Clock = dict[int, int]  # program -> epoch: what it did before that epoch is known to be over
 
@@ -73,6 +77,7 @@ class Races:
     epoch: int = 0
     known: Clock = field(default_factory=dict)
     published: dict[tuple[int, int], Clock] = field(default_factory=dict)
+    lines: dict[Location, int] = field(default_factory=dict)
 
     def begin(self, program: int) -> None:
         """The next program starts."""
@@ -94,7 +99,7 @@ class Races:
         codes = self._unordered(shadow.changer[place], access.atomic)
         if not access.atomic:
             free = (shadow.reader[place] == 0) & ((shadow.writer[place] & _PROGRAM) != self.program + 1)
-            shadow.reader[place[free]] = self._code(False)
+            shadow.reader[place[free]] = self._code(access)
         return self._found(shadow, codes, access)
 
     def store(self, access: Access, changed: Tensor) -> tuple[Tensor | None, Tensor | None]:
@@ -107,7 +112,7 @@ class Races:
         place, changed = shadow.places(access), shadow.spread(changed, access)
         stores = self._unordered(shadow.writer[place], access.atomic).masked_fill(~changed, 0)
         loads = self._unordered(shadow.reader[place], False).masked_fill(~changed, 0)
-        self._write(shadow, place, torch.full_like(place, self._code(access.atomic)), changed)
+        self._write(shadow, place, torch.full_like(place, self._code(access)), changed)
         return self._found(shadow, stores, access), self._found(shadow, loads, access)
 
     def synchronise(self, storage: int, address: int, acquire: bool, release: bool) -> None:
@@ -139,14 +144,14 @@ class Races:
         for shadow, access, changed in stores:
             self.stored.add(access.storage)
             owners = torch.where(access.owners() < 0, access.programs[-1], access.owners()) + 1
-            codes = shadow.spread(owners | (_ATOMIC if access.atomic else 0), access)
+            codes = shadow.spread(owners | self._traits(access), access)
             self._write(shadow, shadow.places(access), codes, shadow.spread(changed, access))
         for access in journal.loads:
             shadow = self._shadow(access)
             place = shadow.places(access)
             owners = torch.where(access.owners() < 0, access.programs[0], access.owners()) + 1
-            codes = shadow.spread(owners, access)
-            free = (shadow.reader[place] == 0) & ((shadow.writer[place] & _PROGRAM) != codes)
+            codes = shadow.spread(owners | self._traits(access), access)
+            free = (shadow.reader[place] == 0) & ((shadow.writer[place] & _PROGRAM) != (codes & _PROGRAM))
             shadow.reader[place[free].flip(0)] = codes[free].flip(0)
         for storage, names in journal.loaded.items():
             self.loaded.setdefault(storage, set()).update(names)
@@ -168,8 +173,20 @@ class Races:
         reader = shadow.reader[place]
         shadow.reader[place[(reader & _PROGRAM) == (codes & _PROGRAM)]] = 0
 
-    def _code(self, atomic: bool) -> int:
-        return self.epoch << _EPOCH | (_ATOMIC if atomic else 0) | self.program + 1
+    def opponents(self, codes: Tensor) -> Iterator[tuple[Location, int, Tensor]]:
+        """The accesses in non-zero codes, by line: its location, its first program, the lanes that hold it."""
+        lines = torch.where(codes != 0, codes >> _LINE & _MOST_LINES, -1)
+        known = list(self.lines)
+        for line in torch.unique(lines[lines >= 0]).tolist():
+            lanes = lines == line
+            yield known[line], int((codes[lanes] & _PROGRAM).amin()) - 1, lanes
+
+    def _code(self, access: Access) -> int:
+        return min(self.epoch, _MOST_EPOCHS) << _EPOCH | self._traits(access) | self.program + 1
+
+    def _traits(self, access: Access) -> int:
+        line = min(self.lines.setdefault(access.location, len(self.lines)), _MOST_LINES)
+        return line << _LINE | (_ATOMIC if access.atomic else 0)
 
     def _unordered(self, codes: Tensor, atomic: bool) -> Tensor:
         """Codes of accesses by other programs that nothing orders before the running program; 0 elsewhere."""
@@ -186,11 +203,6 @@ class Races:
     @staticmethod
     def _found(shadow: _Shadow, codes: Tensor, access: Access) -> Tensor | None:
         return shadow.gathered(codes, access) if bool((codes != 0).any()) else None
-
-
-def program_of(codes: Tensor) -> int:
-    """The first program that stands in non-empty codes."""
-    return int((codes[codes != 0] & _PROGRAM).amin()) - 1
 
 
 def _latest(a: Clock, b: Clock) -> Clock:
