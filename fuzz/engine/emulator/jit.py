@@ -14,6 +14,7 @@ from fuzz.engine.emulator.dtypes import DType, PointerType, float32
 from fuzz.engine.emulator.errors import KernelError
 from fuzz.engine.emulator.launch import Experience, Grid, launch
 from fuzz.engine.emulator.memory import Buffer
+from fuzz.engine.emulator.specialisation import Specialisation, specialise
 from fuzz.engine.emulator.value import Value, as_value, constant
 
 # Launch options of compilers: they change speed, not meaning.
@@ -24,6 +25,9 @@ _COMPILER_OPTIONS = frozenset(
         *("matrix_instr_nonkdim", "instruction_sched_variant"),
     )
 )
+
+# Those that do not ask for another way to launch: what is compiled depends on them.
+_COMPILED_IN = _COMPILER_OPTIONS - {"warmup", "stream"}
 
 
 class constexpr:
@@ -66,10 +70,17 @@ class JITFunction:
         known = {name: value for name, value in kwargs.items() if name in self.signature.parameters}
         bound = self.signature.bind(*args, **known)
         bound.apply_defaults()
-        return self.launch(dict(bound.arguments), grid, {})
+        options = {name: value for name, value in kwargs.items() if name in _COMPILED_IN}
+        code = self.fn.__code__
+        compiled = specialise(code.co_filename, self.__name__, bound.arguments, self.constexprs, options)
+        return self.launch(dict(bound.arguments), grid, {}, compiled)
 
-    def launch(self, bound: dict[str, Any], grid: Any, elements: Mapping[str, DType]) -> "CompiledKernel":
-        """Launch with bound arguments; `elements` overrides the element types of pointer arguments."""
+    def launch(
+        self, bound: dict[str, Any], grid: Any, elements: Mapping[str, DType], compiled: Specialisation
+    ) -> "CompiledKernel":
+        """Launch with bound arguments; `elements` overrides the element types of pointer arguments, and
+        `compiled` is what a compiler has compiled for this launch.
+        """
         size = grid(bound) if callable(grid) else grid
         values = {
             name: value if name in self.constexprs else argument(value, name, elements.get(name))
@@ -77,8 +88,8 @@ class JITFunction:
         }
         key = tuple(repr(bound[name]) for name in self.arg_names if name in self.constexprs)
         experience = self._experience.setdefault(key, Experience())
-        launch(self.__name__, partial(self.fn, **values), three(size), experience)
-        return CompiledKernel(self, bound, values)
+        launch(self.__name__, partial(self.fn, **values), three(size), experience, compiled)
+        return CompiledKernel(self, bound, values, compiled)
 
 
 class CompiledKernel:
@@ -86,8 +97,10 @@ class CompiledKernel:
     arguments that were 1 (Triton compiles them in), None arguments, and the types of pointers.
     """
 
-    def __init__(self, function: JITFunction, bound: Mapping[str, Any], values: Mapping[str, Any]) -> None:
-        self.function = function
+    def __init__(
+        self, function: JITFunction, bound: Mapping[str, Any], values: Mapping[str, Any], compiled: Specialisation
+    ) -> None:
+        self.function, self.compiled = function, compiled
         self.fixed = {
             name: value
             for name, value in bound.items()
@@ -110,7 +123,7 @@ class CompiledKernel:
             raise TypeError(f"kernel {self.function.__name__} takes {len(names)} arguments, got {len(args)}")
         given = {**dict(zip(names, args, strict=True)), **self.fixed}
         ordered = {name: given[name] for name in self.function.arg_names}
-        self.function.launch(ordered, grid, self.elements)
+        self.function.launch(ordered, grid, self.elements, self.compiled)
         return self
 
 
@@ -145,10 +158,12 @@ def jit(fn: Callable[..., Any] | None = None, **_: Any) -> Any:
 
 
 class Config:
-    """A configuration of `triton.autotune`."""
+    """A configuration of `triton.autotune`: arguments and launch options, with Triton's defaults."""
 
-    def __init__(self, kwargs: Mapping[str, Any], **_: Any) -> None:
-        self.kwargs = dict(kwargs)
+    def __init__(
+        self, kwargs: Mapping[str, Any], num_warps: int = 4, num_stages: int = 3, num_ctas: int = 1, **_: Any
+    ) -> None:
+        self.kwargs = {**kwargs, "num_warps": num_warps, "num_stages": num_stages, "num_ctas": num_ctas}
 
 
 class _Preset:
