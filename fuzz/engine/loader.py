@@ -6,6 +6,7 @@ import importlib.util
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import cache, update_wrapper
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
 from pathlib import Path
@@ -14,6 +15,22 @@ from types import ModuleType
 from oracle.kinds import Engine
 
 ModuleFactory = Callable[[str], ModuleType]
+
+
+class KernelLoader:
+    """Decorates an adapter's function that loads its kernels for the engine of this process.
+
+    It runs once a process. The compile gate finds it in the adapter's module and calls it in a process of its
+    own, where the installed compiler loads what the emulator has run.
+    """
+
+    def __init__(self, load: Callable[[], ModuleType]) -> None:
+        self._load = cache(load)
+        update_wrapper(self, load)
+
+    def __call__(self) -> ModuleType:
+        """The module that the function returns."""
+        return self._load()
 
 
 class _Given(Loader):

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from functools import cache
 from types import ModuleType
 
 from torch import Tensor
 
+from fuzz.engine.loader import KernelLoader
 from oracle import Convention, Supports, declare
 from oracle.convention import Fp8Flavour
 from oracle.kinds import Engine, IndexForm, KVLayout
@@ -30,7 +30,7 @@ PAGE_SIZES = (16, 64, 48)
 HEADS = (1, 2, 3, 8)
 
 
-@cache
+@KernelLoader
 def _kernels() -> ModuleType:
     return sglang_wheel.load(
         FILES,
