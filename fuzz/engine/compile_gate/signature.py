@@ -91,9 +91,9 @@ class _Walk:
     def type_of(self, argument: Argument, path: Path, *, specialise: bool, align: bool, const: bool) -> Any:
         """Triton's type of an argument; its constants and attributes go to ``built``."""
         if isinstance(argument, tuple):
-            # The elements of a tuple are always specialised.
+            # What a parameter says of itself does not hold for the elements of a tuple.
             return tuple(
-                self.type_of(item, (*path, i), specialise=True, align=True, const=const)
+                self.type_of(item, (*path, i), specialise=True, align=True, const=False)
                 for i, item in enumerate(argument)
             )
         if isinstance(argument, Constant):
