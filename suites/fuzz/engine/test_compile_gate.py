@@ -33,9 +33,8 @@ needs_triton = pytest.mark.skipif(importlib.util.find_spec("triton") is None, re
 
 def launched(module: Any, kernel: str, *arguments: Any, **named: Any) -> Specialisation:
     """What the emulator records of a launch, whether or not it comes to its end."""
-    with emulator.session() as log:
-        with suppress(emulator.KernelError):
-            getattr(module, kernel)[(1,)](*arguments, **named)
+    with emulator.session() as log, suppress(emulator.KernelError):
+        getattr(module, kernel)[(1,)](*arguments, **named)
     found = log.launches[-1].specialisation
     assert found is not None
     return found
@@ -244,10 +243,12 @@ def test_what_cannot_be_asked_is_not_judged(
 @needs_triton
 def test_a_compiler_that_dies_or_hangs(server: Server) -> None:
     target = (("target", Pointer("float32", True, True)),)
-    names = ("aborts", "hangs", "fails")
-    asked = [Specialisation(str(compile_faulty.KERNELS), name, target) for name in names]
-    requests = [Request(compile_faulty.__name__, specialisation) for specialisation in asked]
-    died, hung, failed = compile_all(requests, parse_arch("gfx942"), server=server, timeout_s=6.0)
+    dies, stays, fails = (
+        Request(compile_faulty.__name__, Specialisation(str(compile_faulty.KERNELS), name, target))
+        for name in ("aborts", "hangs", "fails")
+    )
+    died, failed = compile_all([dies, fails], parse_arch("gfx942"), server=server)
+    (hung,) = compile_all([stays], parse_arch("gfx942"), server=server, timeout_s=1.0)
     assert {died.outcome, hung.outcome, failed.outcome} == {Outcome.FAILS}
     assert "SIGABRT" in died.message
     assert "LLVM ERROR: planted" in died.message
@@ -275,10 +276,9 @@ def test_correct_attn_out_wants_a_power_of_two_of_ranks(server: Server) -> None:
     recorded = []
     for ranks in (3, 4):
         out, lses = torch.zeros(2, 4, 64), torch.zeros(ranks, 2, 4)
-        with emulator.session() as log:
-            # The emulator refuses three ranks too, after the launch is recorded.
-            with suppress(emulator.KernelError):
-                dcp.correct_attn_out(out, lses, 1, None, torch.empty(4, 2, 64).transpose(0, 1))
+        # The emulator refuses three ranks too, after the launch is recorded.
+        with emulator.session() as log, suppress(emulator.KernelError):
+            dcp.correct_attn_out(out, lses, 1, None, torch.empty(4, 2, 64).transpose(0, 1))
         recorded += [launch.specialisation for launch in log.launches]
     requests = [Request(compile_dcp.__name__, found) for found in recorded if found is not None]
     for arch in ARCHS:
