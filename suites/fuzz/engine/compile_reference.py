@@ -5,12 +5,14 @@ Runs in a worker: the real Triton is not imported where the emulator runs.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from typing import Any
 
 import torch
 
 from fuzz import engine as engines
+from fuzz.engine.compile_gate import jobs
 from fuzz.engine.compile_gate.arch import parse_arch
 from fuzz.engine.compile_gate.compiler import dialect
 from fuzz.engine.compile_gate.signature import Signature, signature
@@ -51,6 +53,12 @@ def compare(request: dict[str, Any], progress: Callable[[str], None]) -> dict[st
         if ours != theirs:
             different[name] = [repr(ours), repr(theirs)]
     return {"different": different, "compared": len(VALUES)}
+
+
+def record_and_look(request: dict[str, Any], progress: Callable[[str], None]) -> dict[str, Any]:
+    """Record, then say how much, and which modules of the real Triton the process has."""
+    recorded = jobs.record(request, progress)["specialisations"]
+    return {"launches": len(recorded), "real": [name for name in sys.modules if name.partition(".")[0] == "triton"]}
 
 
 def _launcher(kernel: Any, bound: dict[str, Any], name: str) -> Signature:

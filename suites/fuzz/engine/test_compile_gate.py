@@ -15,6 +15,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from fuzz import registry
 from fuzz.campaign.reply import Reply, Status
 from fuzz.campaign.server import Server
 from fuzz.campaign.worker import Job, Worker
@@ -24,7 +25,9 @@ from fuzz.engine.compile_gate import ArchError, Compilation, Outcome, Request, c
 from fuzz.engine.compile_gate.gate import judge
 from fuzz.engine.compile_gate.resources import Resources, of_amdgcn, of_resource_usage
 from fuzz.engine.emulator.specialisation import Argument, Constant, Pointer, Scalar, Specialisation, specialise
-from suites.fuzz.engine import compile_dcp, compile_faulty, compile_targets
+from fuzz.plan import Plan
+from fuzz.space import Space
+from suites.fuzz.engine import compile_dcp, compile_faulty, compile_gluon, compile_targets
 from suites.targets import sglang_wheel
 
 ARCHS = ("gfx942", "gfx950", "sm_90")
@@ -254,6 +257,35 @@ def test_a_compiler_that_dies_or_hangs(server: Server) -> None:
     assert "LLVM ERROR: planted" in died.message
     assert "hangs" in hung.message
     assert "planted pass failure" in failed.message
+
+
+@needs_triton
+def test_gluon_layouts_are_checked_for_each_architecture(server: Server) -> None:
+    pointers = tuple((name, Pointer("bfloat16", True, True)) for name in ("source", "target"))
+    requests = [
+        Request(
+            compile_gluon.__name__,
+            Specialisation(str(compile_gluon.KERNELS), "copy", (*pointers, ("LANES", Constant("int", lanes)))),
+        )
+        for lanes in (32, 64)
+    ]
+    for arch, fits in (("gfx950", 64), ("sm_90", 32)):
+        found = list(compile_all(requests, parse_arch(arch), server=server))
+        wanted = [Outcome.COMPILES if lanes == fits else Outcome.FAILS for lanes in (32, 64)]
+        assert [compilation.outcome for compilation in found] == wanted, found
+        assert "layout" in found[wanted.index(Outcome.FAILS)].message
+
+
+@needs_triton
+def test_triton_is_not_imported_where_the_emulator_runs(server: Server) -> None:
+    job = Job("suites.fuzz.engine.compile_reference:record_and_look", "fuzz.engine.compile_gate.jobs:setup_recording",
+              {"modules": ["suites.fuzz.engine.compile_targets"]})  # fmt: skip
+    case = next(iter(Plan(Space(registry.load(job.setup["modules"])["compile.clean"], 600, False), 0)))
+    with Worker(job, server) as worker:
+        answer = worker.run({"target": "compile.clean", "case": case.to_dict()}, 60.0)
+    assert answer.ok, answer.output
+    assert answer.value is not None
+    assert (answer.value["launches"], answer.value["real"]) == (1, [])
 
 
 @needs_triton
