@@ -15,6 +15,7 @@ from fuzz.check.result import CheckResult
 from fuzz.check.sanitizer import sanitized, sanitizer_results
 from fuzz.check.scratch import overrun, poisoned_allocations
 from fuzz.instance import Instance, build
+from fuzz.instance.merge import earlier_cases
 from oracle.bits import bits
 from oracle.declare import Declaration
 from oracle.kinds import Engine
@@ -49,11 +50,16 @@ def execute(declaration: Declaration, case: Case, poison: Poison, engine: Engine
     ``progress`` hears of the phases generate, kernel and checks.
     """
     progress("generate")
+    if declaration.reset is not None:
+        declaration.reset()
+    earlier = [build(one, poison, engines.device(engine)) for one in earlier_cases(case)]
     instance = build(case, poison, engines.device(engine))
     before = {name: buffer.image() for name, buffer in instance.buffers.items()}
     engines.synchronize(engine)
     progress("kernel")
     with poisoned_allocations(poison) as allocated, sanitized(engine) as log:
+        for one in earlier:
+            call(declaration, one)
         outputs = call(declaration, instance)
         engines.synchronize(engine)
     progress("checks")

@@ -66,7 +66,7 @@ def synchronize(engine: Engine) -> None:
         torch.cuda.synchronize()
 
 
-def unsupported_reason(error: Exception) -> str | None:
+def unsupported_reason(error: BaseException) -> str | None:
     """The reason, if ``error`` says that the engine lacks something rather than that the kernel is wrong."""
     if _current is not Engine.EMULATOR:
         return None

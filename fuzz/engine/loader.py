@@ -12,6 +12,8 @@ from importlib.machinery import ModuleSpec
 from pathlib import Path
 from types import ModuleType
 
+from fuzz.engine import emulator
+from fuzz.engine.emulator.facade import H200, torch_with
 from oracle.kinds import Engine
 
 ModuleFactory = Callable[[str], ModuleType]
@@ -88,9 +90,8 @@ def load_source(path: Path, name: str, packages: Mapping[str, ModuleFactory], en
     """
     with scoped_imports(packages):
         if engine is Engine.EMULATOR:
-            from fuzz.engine.emulator.loader import load_source as emulate
-
-            return emulate(path, name)
+            # Launchers choose block sizes by what torch.cuda says of the machine: they are answered as on an H200.
+            return emulator.load_source(path, name, imports={"torch": torch_with(H200)})
         spec = importlib.util.spec_from_file_location(name, path)
         if spec is None or spec.loader is None:
             raise ImportError(f"{path} is not a Python file")

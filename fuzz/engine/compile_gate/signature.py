@@ -131,4 +131,4 @@ def _value(argument: Argument, name: str, dialect: Dialect) -> Any:
         return dialect.dtype(argument.value)
     if argument.type == "JITFunction":
         return dialect.function(argument.value)
-    raise CannotRebuild(f"{name} is a compile-time {argument.type}, of which only the name was recorded")
+    raise CannotRebuild(f"{name} is a {argument.type}, of which only the name was recorded")

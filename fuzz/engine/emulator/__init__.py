@@ -11,12 +11,14 @@ keeps its state in the module: one thread of a process uses it.
 """
 
 from fuzz.engine.emulator.errors import KernelError, UnknownName
-from fuzz.engine.emulator.loader import load_source, load_text, stub
+from fuzz.engine.emulator.facade import Device, torch_with
+from fuzz.engine.emulator.loader import SourceTree, load_source, load_text, stub
 from fuzz.engine.emulator.options import Fp8Overflow, MaskedLanes, Options
 from fuzz.engine.emulator.sanitizer import Finding, FindingKind, FindingsError
 from fuzz.engine.emulator.session import Launch, Log, session
 
 __all__ = [
+    "Device",
     "Finding",
     "FindingKind",
     "FindingsError",
@@ -26,9 +28,11 @@ __all__ = [
     "Log",
     "MaskedLanes",
     "Options",
+    "SourceTree",
     "UnknownName",
     "load_source",
     "load_text",
     "session",
     "stub",
+    "torch_with",
 ]

@@ -25,6 +25,8 @@ class FindingKind(StrEnum):
     UNDEFINED_BRANCH = "undefined scalar in a condition"
     INT32_WRAP_ADDRESS = "wrapped int32 in an address"
     INTEGER_DIVISION_BY_ZERO = "integer division by zero"
+    STORE_DTYPE = "store of another dtype"
+    SHARED_READ_BEFORE_STORE = "shared memory read before store"
 
 
 @dataclass(frozen=True)

@@ -43,7 +43,7 @@ class Constant:
     """A value that is compiled in. `type` keeps apart what compares equal: True, 1 and 1.0.
 
     `value` is JSON's for `NoneType`, `bool`, `int`, `float` and `str`, the name for `dtype`, a tuple of
-    Constants for `tuple`; for anything else it is the repr, which says what it was and cannot be rebuilt.
+    Constants for `tuple`; of anything else, such as a function, it is the name, or the type's if it has none.
     """
 
     type: str
@@ -72,7 +72,10 @@ def constant(value: Any) -> Constant:
     for plain in (bool, int, float, str):
         if isinstance(value, plain):
             return Constant(plain.__name__, plain(value))
-    return Constant("NoneType", None) if value is None else Constant(type(value).__name__, repr(value))
+    if value is None:
+        return Constant("NoneType", None)
+    kind = type(value).__name__
+    return Constant(kind, str(getattr(value, "__name__", kind)))
 
 
 def argument(value: Any) -> Argument:

@@ -176,7 +176,7 @@ def compiled(server: Server) -> dict[str, dict[str, Compilation]]:
         "tile": tile,
         "wide": wide,
         "unknown": Specialisation(own.__file__, "no_such_kernel", ()),
-        "object": Specialisation(copy.file, "copy", (*copy.arguments[:-1], ("DTYPE", Constant("Layout", "Layout()")))),
+        "object": Specialisation(copy.file, "copy", (*copy.arguments[:-1], ("DTYPE", Constant("Layout", "Layout")))),
     }
     requests = [Request(compile_targets.__name__, specialisation) for specialisation in asked.values()]
     found = {arch: compile_all(requests, parse_arch(arch), server=server) for arch in ARCHS}
@@ -233,7 +233,7 @@ def test_spills_are_seen_and_are_no_failure(compiled: dict[str, dict[str, Compil
 
 @needs_triton
 @pytest.mark.parametrize(
-    ("label", "words"), [("unknown", "no_such_kernel"), ("object", "DTYPE is a compile-time Layout")]
+    ("label", "words"), [("unknown", "no_such_kernel"), ("object", "DTYPE is a Layout")]
 )
 def test_what_cannot_be_asked_is_not_judged(
     compiled: dict[str, dict[str, Compilation]], label: str, words: str

@@ -69,9 +69,8 @@ def test_a_file_keeps_its_lines_and_name(tmp_path: Path) -> None:
     path.write_text("import triton\n\n@triton.jit\ndef fails(x):\n    y = 1\n    raise_here(y)\n")
     module = emulator.load_source(path, "file_kernels")
     assert (module.__file__, module.__name__) == (str(path), "file_kernels")
-    with pytest.raises(NameError) as caught:
+    with pytest.raises(NameError, match=r"kernel fails, kernels\.py:6: name 'raise_here' is not defined"):
         module.fails[(1,)](torch.zeros(1))
-    assert caught.traceback[-1].lineno + 1 == 6
 
 
 def test_a_missing_file_is_one_clear_line(tmp_path: Path) -> None:
