@@ -23,7 +23,7 @@ from fuzz.campaign.worker import Job
 from fuzz.commands import Exit, Stop, default_jobs, runnable
 from fuzz.engine.compile_gate import Arch, ArchError, Compilation, Outcome, Request, compile_all, parse_arch
 from fuzz.engine.compile_gate.gate import as_dict
-from fuzz.engine.compile_gate.wire import from_dict, words
+from fuzz.engine.compile_gate.wire import from_dict
 from fuzz.plan import Plan
 from fuzz.space import Space
 from fuzz.versions import versions
@@ -38,11 +38,11 @@ _RECORD = "fuzz.engine.compile_gate.jobs"
 
 @dataclass
 class TargetReport:
-    """One target: cases recorded, its distinct specialisations, and what became of them."""
+    """One target: its cases, the specialisations that they use on each architecture, and what became of those."""
 
     declaration: Declaration
     cases: int = 0
-    requests: dict[str, Request] = field(default_factory=dict)
+    requests: dict[Arch, dict[str, Request]] = field(default_factory=dict)
     skipped: Counter[str] = field(default_factory=Counter)
     compilations: list[Compilation] = field(default_factory=list)
 
@@ -50,6 +50,11 @@ class TargetReport:
         """Whether the target claims to run on an architecture: a failure for another one is no finding."""
         archs = self.declaration.supports.archs
         return not archs or arch.name in archs
+
+    @property
+    def specialisations(self) -> int:
+        """Distinct ones. Launchers choose by the machine, so that an architecture may not use all of them."""
+        return len({key for requests in self.requests.values() for key in requests})
 
     @property
     def findings(self) -> list[Compilation]:
@@ -111,22 +116,32 @@ def judged_here(declarations: Sequence[Declaration]) -> tuple[list[Declaration],
 
 
 def record_all(reports: Sequence[TargetReport], settings: Settings) -> Iterator[str]:
-    """Run each target's cases in the emulator and note its specialisations; yields failures of our own code."""
-    job = Job(f"{_RECORD}:record", f"{_RECORD}:setup_recording", {"modules": list(settings.modules)})
-    with Pool(job, settings.jobs) as pool, _progress("cases", settings.cases * len(reports)) as step:
-        for report in reports:
-            drawn = list(islice(Plan(Space(report.declaration, _BUDGET, False), settings.seed), settings.cases))
-            asked = ({"target": report.declaration.name, "case": case.to_dict()} for case in drawn)
-            for _, reply in pool.map(asked, _RECORD_TIMEOUT_S):
-                step(report.declaration.name)
-                if reply.harness:
-                    yield f"{report.declaration.name}, phase {reply.phase}: {reply.detail}"
-                else:
-                    _note(report, reply)
+    """Run each target's cases in the emulator, as a GPU of each architecture, and note the specialisations.
+
+    Yields failures of our own code.
+    """
+    plans = {r.declaration.name: Plan(Space(r.declaration, _BUDGET, False), settings.seed) for r in reports}
+    drawn = {name: [case.to_dict() for case in islice(plan, settings.cases)] for name, plan in plans.items()}
+    total = settings.cases * len(reports) * len(settings.archs)
+    with Server() as server, _progress("cases", total) as step:
+        for arch in settings.archs:
+            setup = {"arch": arch.name, "modules": list(settings.modules)}
+            job = Job(f"{_RECORD}:record", f"{_RECORD}:setup_recording", setup)
+            with Pool(job, settings.jobs, server) as pool:
+                for report in reports:
+                    name = report.declaration.name
+                    asked = ({"target": name, "case": case} for case in drawn[name])
+                    for _, reply in pool.map(asked, _RECORD_TIMEOUT_S):
+                        step(name)
+                        if reply.harness:
+                            yield f"{name}, phase {reply.phase}: {reply.detail}"
+                        else:
+                            _note(report, arch, reply)
 
 
-def _note(report: TargetReport, reply: Reply) -> None:
+def _note(report: TargetReport, arch: Arch, reply: Reply) -> None:
     report.cases += 1
+    requests = report.requests.setdefault(arch, {})
     if not reply.ok or reply.value is None:
         # Whether that is a defect is for `fuzz` to say: here nothing was launched.
         report.skipped[f"not recorded: {reply.detail}"] += 1
@@ -135,25 +150,26 @@ def _note(report: TargetReport, reply: Reply) -> None:
         report.skipped[f"recorded in part: {reply.value['stopped']}"] += 1
     for plain in reply.value["specialisations"]:
         adapter = report.declaration.function.__module__
-        report.requests.setdefault(json.dumps(plain), Request(adapter, from_dict(plain)))
+        requests.setdefault(json.dumps(plain), Request(adapter, from_dict(plain)))
 
 
 def compile_reports(reports: Sequence[TargetReport], settings: Settings) -> None:
-    """Compile every target's specialisations for every architecture. What targets share is compiled once."""
-    distinct = {key: request for report in reports for key, request in report.requests.items()}
-    keys = list(distinct)
-    total = len(keys) * len(settings.archs)
-    with Server() as server, _progress("compilations", total) as step:
-        for arch in settings.archs:
+    """Compile what every target uses on each architecture. What targets share is compiled once."""
+    asked: dict[Arch, dict[str, Request]] = {
+        arch: {key: request for report in reports for key, request in report.requests.get(arch, {}).items()}
+        for arch in settings.archs
+    }
+    with Server() as server, _progress("compilations", sum(map(len, asked.values()))) as step:
+        for arch, distinct in asked.items():
             done: dict[str, Compilation] = {}
             compilations = compile_all(
                 list(distinct.values()), arch, modules=settings.modules, jobs=settings.jobs, server=server
             )
-            for key, compilation in zip(keys, compilations, strict=True):
+            for key, compilation in zip(distinct, compilations, strict=True):
                 step(arch.name)
                 done[key] = compilation
             for report in reports:
-                report.compilations += [done[key] for key in report.requests]
+                report.compilations += [done[key] for key in report.requests.get(arch, {})]
 
 
 @contextmanager
@@ -188,10 +204,10 @@ def lines(reports: Sequence[TargetReport], unable: dict[str, str], settings: Set
     """The result as text: a line for each target and architecture, and one for each failure."""
     for report in reports:
         skipped = f", {sum(report.skipped.values())} of them not or in part" if report.skipped else ""
-        counts = f"{report.cases} cases recorded{skipped}, {len(report.requests)} specialisations"
+        counts = f"{report.cases} runs recorded{skipped}, {report.specialisations} specialisations"
         yield f"{report.declaration.name}: {counts}"
         for reason, count in report.skipped.items():
-            yield f"    {reason}{f' ({count} cases)' if count > 1 else ''}"
+            yield f"    {reason}{f' ({count} runs)' if count > 1 else ''}"
         for arch in settings.archs:
             yield from _arch_lines(report, arch)
     for name, reason in unable.items():
@@ -235,7 +251,8 @@ def _needs(compilations: Sequence[Compilation]) -> str:
     text = f"; at most {registers} registers, {max(r.shared for _, r in known)} bytes shared"
     if not spilling:
         return f"{text}, no spills"
-    return f"{text}, {len(spilling)} with spills, such as {words(spilling[0].specialisation)}"
+    kernels = ", ".join(dict.fromkeys(c.specialisation.kernel for c in spilling))
+    return f"{text}, {len(spilling)} with spills ({kernels})"
 
 
 def to_dict(
@@ -247,7 +264,7 @@ def to_dict(
         archs = {arch.name: report.declares(arch) for arch in settings.archs}
         targets[report.declaration.name] = {
             "cases": report.cases,
-            "specialisations": len(report.requests),
+            "specialisations": report.specialisations,
             "skipped": dict(report.skipped),
             "declares": archs,
             "compilations": [as_dict(c) for c in report.compilations],

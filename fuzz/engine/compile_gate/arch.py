@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+from fuzz.engine.emulator.facade import H200, MI300X, MI350X, Device
 from oracle.kinds import Engine
+
+DEVICES = {"sm_90": H200, "gfx942": MI300X, "gfx950": MI350X}
+"""A GPU of each architecture, for kernel files that ask."""
 
 SHARED_LIMITS = {
     "gfx942": 64 << 10,
@@ -35,6 +39,15 @@ class Arch:
     def engine(self) -> Engine:
         """The engine whose kernels run on it."""
         return Engine.HIP if self.backend == "hip" else Engine.CUDA
+
+    @property
+    def device(self) -> Device:
+        """What kernel files are told of the machine: a GPU of this architecture."""
+        if self.name in DEVICES:
+            return DEVICES[self.name]
+        if isinstance(self.target, int):
+            return replace(H200, name=self.name, capability=divmod(self.target, 10))
+        return replace(MI300X, name=self.name, warp_size=self.warp_size, arch=self.name)
 
     @property
     def shared_limit(self) -> int | None:

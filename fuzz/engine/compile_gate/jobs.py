@@ -24,6 +24,7 @@ from fuzz.engine.compile_gate.arch import Arch, parse_arch
 from fuzz.engine.compile_gate.compiler import KernelNotFound, Refusal, compile_source, find_kernel, pretend, source_of
 from fuzz.engine.compile_gate.signature import CannotRebuild
 from fuzz.engine.emulator.session import session
+from fuzz.engine.loader import pretend as pretend_machine
 from fuzz.instance import build
 from oracle.declare import Declaration
 from oracle.kinds import Engine
@@ -35,9 +36,10 @@ _arch: list[Arch] = []
 
 
 def setup_recording(options: Mapping[str, Any]) -> None:
-    """Once a worker: start the emulator, load the targets. Key: modules."""
+    """Once a worker: start the emulator as a GPU of one architecture, load the targets. Keys: arch, modules."""
     torch.set_num_threads(1)
     engines.start(Engine.EMULATOR)
+    pretend_machine(parse_arch(options["arch"]).device)
     _targets.update(registry.load(options["modules"]))
 
 
@@ -68,6 +70,7 @@ def setup_compiling(options: Mapping[str, Any]) -> None:
     """Once a worker: make it one architecture's, load the targets' modules. Keys: arch, modules."""
     arch = parse_arch(options["arch"])
     engines.start(arch.engine, compile_only=True)
+    pretend_machine(arch.device)
     pretend(arch)
     registry.load(options["modules"])
     _arch[:] = [arch]

@@ -1,7 +1,13 @@
 """Kernels for the compile gate's tests: loaded as source for one engine or another, never imported."""
 
+import torch
 import triton
 import triton.language as tl
+
+
+def lanes():
+    """What a launcher may ask of the machine."""
+    return torch.cuda.get_device_properties(0).warp_size
 
 
 @triton.jit

@@ -37,6 +37,10 @@ def _total(count: int) -> Callable[[ModuleType], Any]:
     return lambda module: module.total[(1,)](torch.zeros(8), torch.zeros(1), COUNT=count)
 
 
+def _by_machine(module: ModuleType) -> None:
+    module.total[(1,)](torch.zeros(64), torch.zeros(1), COUNT=module.lanes())
+
+
 def _narrow(module: ModuleType) -> None:
     module.narrow[(1,)](torch.zeros(64), torch.zeros(64, dtype=torch.float8_e4m3fnuz), BLOCK=64)
 
@@ -46,4 +50,5 @@ refused = _target("compile.refused", _total(3))
 one_arch = _target("compile.one_arch", _narrow)
 declared = _target("compile.declared", _narrow, archs=("gfx942", "gfx950"))
 other_compiler = _target("compile.other_compiler", _total(4), compiler="other-triton")
+by_machine = _target("compile.by_machine", _by_machine)
 no_launch = _target("compile.no_launch", lambda module: None)

@@ -232,9 +232,7 @@ def test_spills_are_seen_and_are_no_failure(compiled: dict[str, dict[str, Compil
 
 
 @needs_triton
-@pytest.mark.parametrize(
-    ("label", "words"), [("unknown", "no_such_kernel"), ("object", "DTYPE is a Layout")]
-)
+@pytest.mark.parametrize(("label", "words"), [("unknown", "no_such_kernel"), ("object", "DTYPE is a Layout")])
 def test_what_cannot_be_asked_is_not_judged(
     compiled: dict[str, dict[str, Compilation]], label: str, words: str
 ) -> None:
@@ -279,7 +277,7 @@ def test_gluon_layouts_are_checked_for_each_architecture(server: Server) -> None
 @needs_triton
 def test_triton_is_not_imported_where_the_emulator_runs(server: Server) -> None:
     job = Job("suites.fuzz.engine.compile_reference:record_and_look", "fuzz.engine.compile_gate.jobs:setup_recording",
-              {"modules": ["suites.fuzz.engine.compile_targets"]})  # fmt: skip
+              {"arch": "gfx942", "modules": ["suites.fuzz.engine.compile_targets"]})  # fmt: skip
     case = next(iter(Plan(Space(registry.load(job.setup["modules"])["compile.clean"], 600, False), 0)))
     with Worker(job, server) as worker:
         answer = worker.run({"target": "compile.clean", "case": case.to_dict()}, 60.0)
@@ -345,12 +343,15 @@ def test_the_command_finds_what_targets_declare(capsys: pytest.CaptureFixture[st
         "compile.one_arch": ["sm_90"],
         "compile.declared": [],
         "compile.other_compiler": [],
+        "compile.by_machine": [],
         "compile.no_launch": [],
     }
+    widths = {c["arch"]: c["arguments"].split("COUNT=")[1] for c in targets["compile.by_machine"]["compilations"]}
+    assert widths == {"gfx942": "64", "sm_90": "32"}
     assert targets["compile.declared"]["compilations"][1]["outcome"] == "fails"
     assert targets["compile.declared"]["declares"] == {"gfx942": True, "sm_90": False}
     assert targets["compile.other_compiler"]["skipped"] == {"needs other-triton": 1}
-    assert (targets["compile.clean"]["cases"], targets["compile.clean"]["specialisations"]) == (2, 1)
+    assert (targets["compile.clean"]["cases"], targets["compile.clean"]["specialisations"]) == (4, 1)
     (reason,) = targets["compile.refused"]["skipped"]
     assert "not a power of 2" in reason
 
