@@ -173,6 +173,30 @@ def fuzz(
     finish(campaign, prepared.skipped, out, as_json)
 
 
+@app.command(name="compile")
+def compile_kernels(
+    patterns: Annotated[list[str] | None, typer.Argument(metavar="[T]...", help="Globs over target names.")] = None,
+    cases: Annotated[int, typer.Option(min=1, help="Cases a target, whose launches are compiled.")] = 40,
+    arch: Annotated[str, typer.Option(metavar="A,B", help="GPUs to compile for.")] = "gfx942,gfx950,sm_90",
+    seed: Seed = 0,
+    jobs: Jobs = None,
+    modules: Modules = None,
+    as_json: Json = False,
+) -> None:
+    """Compile what the emulator runs with the installed Triton, for GPUs that need not be here."""
+    from fuzz.compile_command import run_compile
+
+    run_compile(
+        patterns or (),
+        archs=arch,
+        cases=cases,
+        seed=seed,
+        jobs=jobs,
+        modules=tuple(modules or ()),
+        as_json=as_json,
+    )
+
+
 @app.command()
 def replay(
     finding: Annotated[Path, typer.Argument(metavar="FINDING|DIR", help="A finding's file, or a folder of them.")],
