@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from functools import cache
 from types import ModuleType
 
 import torch
 from torch import Tensor
 
 from fuzz import engine as engines
+from fuzz.engine.loader import KernelLoader, pretended
 from oracle import Convention, Precision, Supports, declare
 from oracle.convention import DefaultScale, Descales, Granularity, LseLayout, SinkUnits, Window, WindowMeaning
 from oracle.kinds import Engine, KVLayout
@@ -26,8 +26,9 @@ SPLITS = 8
 
 
 def _about_the_machine() -> dict[str, dict[str, object]]:
-    hip = engines.current() is Engine.HIP
-    answers = {"is_cuda": lambda: not hip, "is_hip": lambda: hip, "is_gfx95_supported": lambda: False}
+    arch = machine.arch if (machine := pretended()) else None
+    hip, gfx95 = engines.current() is Engine.HIP or arch is not None, (arch or "").startswith("gfx95")
+    answers = {"is_cuda": lambda: not hip, "is_hip": lambda: hip, "is_gfx95_supported": lambda: gfx95}
     return {"sglang.srt.utils": answers, "sglang.kernels.utils": answers, "sglang.srt.utils.common": answers}
 
 
@@ -40,13 +41,13 @@ def _sibling(name: str, given: dict[str, dict[str, object]]) -> dict[str, dict[s
     return {f"sglang.{folder.replace('/', '.')}.{name}": vars(module) for folder in FOLDERS}
 
 
-@cache
+@KernelLoader
 def _decode() -> ModuleType:
     given = _about_the_machine()
     return sglang_wheel.load(DECODE, given | _sibling("score_mod", given))
 
 
-@cache
+@KernelLoader
 def _extend() -> ModuleType:
     given = _about_the_machine()
     given |= _sibling("score_mod", given)

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from functools import cache
 from types import ModuleType
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from fuzz.engine.loader import KernelLoader
 from fuzz.versions import installed
 from oracle import Convention, Precision, Supports, declare
 from oracle.convention import LseLayout
@@ -46,7 +46,7 @@ MERGES = Supports(
 IN_FLOAT32 = Precision(source="the kernel: float32 throughout; outputs are written in their own dtype")
 
 
-@cache
+@KernelLoader
 def _kernels() -> ModuleType:
     return sglang_wheel.load(FILES, {})
 

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from functools import cache
 from types import ModuleType
 
 from torch import Tensor
 
+from fuzz.engine.loader import KernelLoader
 from oracle import Convention, Precision, Supports, declare
 from oracle.convention import LseLayout
 from oracle.kinds import Engine
@@ -15,7 +15,7 @@ from suites.targets import sglang_wheel
 FILES = ("srt/layers/attention/triton_ops/merge_state.py", "kernels/ops/attention/merge_state.py")
 
 
-@cache
+@KernelLoader
 def _kernels() -> ModuleType:
     return sglang_wheel.load(FILES, {})
 

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from functools import cache
 from types import ModuleType
 
 from torch import Tensor
 
+from fuzz.engine.loader import KernelLoader
 from oracle import Convention, Supports, declare
 from oracle.convention import Fp8Flavour
 from oracle.kinds import Engine, IndexForm, KVLayout
@@ -34,7 +34,7 @@ SUPPORTS = Supports(
 )
 
 
-@cache
+@KernelLoader
 def _kernels() -> ModuleType:
     return sglang_wheel.load(
         FILES,

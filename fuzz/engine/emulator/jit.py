@@ -15,6 +15,7 @@ from fuzz.engine.emulator.dtypes import DType, PointerType, float32
 from fuzz.engine.emulator.errors import KernelError, UndefinedName
 from fuzz.engine.emulator.launch import Experience, Grid, launch
 from fuzz.engine.emulator.memory import Buffer
+from fuzz.engine.emulator.specialisation import Specialisation, specialise
 from fuzz.engine.emulator.value import Value, as_value, constant
 
 # Launch options of compilers: they change speed, not meaning.
@@ -25,6 +26,9 @@ _COMPILER_OPTIONS = frozenset(
         *("matrix_instr_nonkdim", "instruction_sched_variant"),
     )
 )
+
+# Those that do not ask for another way to launch: what is compiled depends on them.
+_COMPILED_IN = _COMPILER_OPTIONS - {"warmup", "stream"}
 
 
 class _Whole(int):
@@ -87,7 +91,10 @@ class JITFunction:
         known = {name: value for name, value in kwargs.items() if name in self.signature.parameters}
         bound = self.signature.bind(*args, **known)
         bound.apply_defaults()
-        return self.launch(dict(bound.arguments), grid, {})
+        options = {name: value for name, value in kwargs.items() if name in _COMPILED_IN}
+        code = self.fn.__code__
+        compiled = specialise(code.co_filename, self.__name__, bound.arguments, self.constexprs, options)
+        return self.launch(dict(bound.arguments), grid, {}, compiled)
 
     def body(self, **values: Any) -> None:
         """One execution of the kernel, for the batch of programs that the context names."""
@@ -96,8 +103,12 @@ class JITFunction:
         except NameError as error:
             raise UndefinedName(str(error), error.__traceback__) from error
 
-    def launch(self, bound: dict[str, Any], grid: Any, elements: Mapping[str, DType]) -> "CompiledKernel":
-        """Launch with bound arguments; `elements` overrides the element types of pointer arguments."""
+    def launch(
+        self, bound: dict[str, Any], grid: Any, elements: Mapping[str, DType], compiled: Specialisation
+    ) -> "CompiledKernel":
+        """Launch with bound arguments; `elements` overrides the element types of pointer arguments, and
+        `compiled` is what a compiler has compiled for this launch.
+        """
         size = grid(bound) if callable(grid) else grid
         values = {
             name: value if name in self.constexprs else self._argument(name, value, elements.get(name))
@@ -105,8 +116,8 @@ class JITFunction:
         }
         key = tuple(repr(bound[name]) for name in self.arg_names if name in self.constexprs)
         experience = self._experience.setdefault(key, Experience())
-        launch(self.__name__, partial(self.body, **values), three(size), experience)
-        return CompiledKernel(self, bound, values)
+        launch(self.__name__, partial(self.body, **values), three(size), experience, compiled)
+        return CompiledKernel(self, bound, values, compiled)
 
     def _argument(self, name: str, value: Any, element: DType | None) -> Any:
         """A parameter's value, in the scalar type that its annotation names."""
@@ -121,8 +132,10 @@ class CompiledKernel:
     arguments that were 1 (Triton compiles them in), None arguments, and the types of pointers.
     """
 
-    def __init__(self, function: JITFunction, bound: Mapping[str, Any], values: Mapping[str, Any]) -> None:
-        self.function = function
+    def __init__(
+        self, function: JITFunction, bound: Mapping[str, Any], values: Mapping[str, Any], compiled: Specialisation
+    ) -> None:
+        self.function, self.compiled = function, compiled
         self.fixed = {
             name: value
             for name, value in bound.items()
@@ -145,7 +158,7 @@ class CompiledKernel:
             raise TypeError(f"kernel {self.function.__name__} takes {len(names)} arguments, got {len(args)}")
         given = {**dict(zip(names, args, strict=True)), **self.fixed}
         ordered = {name: given[name] for name in self.function.arg_names}
-        self.function.launch(ordered, grid, self.elements)
+        self.function.launch(ordered, grid, self.elements, self.compiled)
         return self
 
 
@@ -183,7 +196,7 @@ def jit(fn: Callable[..., Any] | None = None, **_: Any) -> Any:
 
 
 class Config:
-    """A configuration of `triton.autotune`: arguments of the kernel, and launch options that mean nothing here."""
+    """A configuration of `triton.autotune`: arguments of the kernel, and launch options, which only a compiler uses."""
 
     def __init__(
         self,
@@ -235,7 +248,7 @@ def autotune(
             raise KernelError("autotune has no configuration left after pruning")
         if left[0].pre_hook is not None:
             left[0].pre_hook({**given, **left[0].kwargs})
-        return {**left[0].kwargs, **given}
+        return {**left[0].all_kwargs(), **given}
 
     return lambda kernel: _Preset(kernel, supply)
 
