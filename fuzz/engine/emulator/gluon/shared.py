@@ -19,20 +19,32 @@ from fuzz.engine.emulator.context import active
 from fuzz.engine.emulator.dtypes import DType
 from fuzz.engine.emulator.errors import KernelError
 from fuzz.engine.emulator.gluon.layouts import check_distributed, check_shared
+from fuzz.engine.emulator.provenance import Source, Sources, plain, sources, traced
 from fuzz.engine.emulator.sanitizer import FindingKind, report
 from fuzz.engine.emulator.value import Value
 
 _UNWRITTEN, _DEFINED, _UNDEFINED = 0, 1, 2  # state of a byte
+_View = Callable[[Tensor], Tensor]
+
+
+@dataclass
+class _Allocation:
+    """State of the bytes of an allocation, uint8 [P, n], and which of them are undefined by each origin."""
+
+    state: Tensor
+    sources: Sources = field(default_factory=dict)
 
 
 class SharedMemory:
     """A descriptor: a view of an allocation as a block of `dtype`, for every program of the batch.
 
-    `bits` [P, *shape] and `state` [P, *shape, itemsize] are views of the allocation's bytes and of their state.
+    `bits` [P, *shape] is a view of the allocation's bytes; `view` makes the same view, [P, *shape, itemsize], of
+    what is known of each byte. `state` is that view of their state.
     """
 
-    def __init__(self, dtype: DType, layout: Any, bits: Tensor, state: Tensor) -> None:
-        self.dtype, self.layout, self.bits, self.state = dtype, layout, bits, state
+    def __init__(self, dtype: DType, layout: Any, bits: Tensor, allocation: _Allocation, view: _View) -> None:
+        self.dtype, self.layout, self.bits, self.view = dtype, layout, bits, view
+        self.allocation, self.state = allocation, view(allocation.state)
 
     @staticmethod
     def allocate(dtype: DType, shape: Sequence[Any], layout: Any, value: Value | None = None) -> SharedMemory:
@@ -46,7 +58,7 @@ class SharedMemory:
         data = torch.zeros(len(context.programs), count, dtype=torch.uint8)
         if data.numel() > context.largest:
             context.grew(data.numel())
-        memory = _typed(dtype, sizes, layout, data, torch.zeros_like(data))
+        memory = _typed(dtype, sizes, layout, data, _Allocation(torch.zeros_like(data)), lambda known: known)
         if value is not None:
             memory.store(value)
         return memory
@@ -76,9 +88,8 @@ class SharedMemory:
         check_distributed(layout, self.shape)
         undefined = None
         if not bool((self.state == _DEFINED).all()):
-            missing = (self.state == _UNWRITTEN).any(-1)
-            report(FindingKind.SHARED_READ_BEFORE_STORE, missing, None, None)
-            undefined = (self.state != _DEFINED).any(-1)
+            missing = report(FindingKind.SHARED_READ_BEFORE_STORE, (self.state == _UNWRITTEN).any(-1), None, None)
+            undefined = missing | self._undefined()
         return Value(from_bits(self.bits.contiguous(), self.dtype), self.dtype, undefined=undefined)
 
     def store(self, value: Value, **_: Any) -> None:
@@ -90,12 +101,29 @@ class SharedMemory:
             raise KernelError(f"shared memory of {self.dtype} cannot take {value.dtype}")
         self._put(value, None)
 
+    def _undefined(self) -> Tensor:
+        """Lanes that undefined ones were stored to, with their origins."""
+        undefined = (self.state == _UNDEFINED).any(-1)
+        known = self.allocation.sources.items()
+        return traced(undefined, {key: Source(self.view(s.lanes).any(-1) & undefined, *s[1:]) for key, s in known})
+
+    def _remember(self, undefined: Tensor | None) -> None:
+        """Note the origins of lanes that are about to be stored to all of the view (older ones may stay noted)."""
+        for origin, source in [] if undefined is None else sources(undefined):
+            known = self.allocation.sources.get(origin)
+            if known is None:
+                known = Source(torch.zeros_like(self.allocation.state, dtype=torch.bool), source.low, source.high)
+            self.view(known.lanes).logical_or_(source.lanes.expand(self.bits.shape).unsqueeze(-1))
+            low, high = torch.minimum(known.low, source.low), torch.maximum(known.high, source.high)
+            self.allocation.sources[origin] = Source(known.lanes, low, high)
+
     def _put(self, value: Value, lanes: Tensor | None) -> None:
         """Write all lanes, or those that `lanes` [P or 1, *shape] selects."""
         bits = to_bits(value.data, self.dtype)
         state: Tensor | int = _DEFINED
         if value.undefined is not None:
-            state = (value.undefined.to(torch.uint8) + _DEFINED).unsqueeze(-1)
+            self._remember(value.undefined)
+            state = (plain(value.undefined).to(torch.uint8) + _DEFINED).unsqueeze(-1)
         if lanes is None:
             self.bits.copy_(bits.expand(self.bits.shape))
             self._mark(state)
@@ -111,7 +139,11 @@ class SharedMemory:
 
     def _view(self, change: Callable[[Tensor, int], Tensor], layout: Any = None) -> SharedMemory:
         """A view: `change` applied to bits and state, told how many axes follow the block's."""
-        return SharedMemory(self.dtype, layout or self.layout, change(self.bits, 0), change(self.state, 1))
+        view = self.view
+        bits = change(self.bits, 0)
+        return SharedMemory(
+            self.dtype, layout or self.layout, bits, self.allocation, lambda known: change(view(known), 1)
+        )
 
     def index(self, index: Any, **_: Any) -> SharedMemory:
         """One buffer of several: a view of the first axis at `index`, a number or a scalar."""
@@ -156,7 +188,11 @@ class SharedMemory:
         data = self.bits.view(programs, -1).view(torch.uint8)
         if count > data.shape[1]:
             raise KernelError(f"shared memory of {data.shape[1]} bytes cannot be seen as {list(sizes)} of {dtype}")
-        return _typed(dtype, sizes, layout, data[:, :count], self.state.view(programs, -1)[:, :count])
+        view = self.view
+        start = data[:, :count]
+        return _typed(
+            dtype, sizes, layout, start, self.allocation, lambda known: view(known).view(programs, -1)[:, :count]
+        )
 
     def _require_whole(self, what: str) -> None:
         if not self.bits[0].is_contiguous():
@@ -166,11 +202,15 @@ class SharedMemory:
         """No effect."""
 
 
-def _typed(dtype: DType, shape: tuple[int, ...], layout: Any, data: Tensor, state: Tensor) -> SharedMemory:
-    """Bytes [P, n] and their state as a descriptor."""
+def _typed(
+    dtype: DType, shape: tuple[int, ...], layout: Any, data: Tensor, allocation: _Allocation, view: _View
+) -> SharedMemory:
+    """Bytes [P, n] of an allocation as a descriptor; `view` makes the same [P, n] of what is known of each."""
     programs = data.shape[0]
     bits = data.view(RAW[dtype.itemsize]).view(programs, *shape)
-    return SharedMemory(dtype, layout, bits, state.view(programs, *shape, dtype.itemsize))
+    return SharedMemory(
+        dtype, layout, bits, allocation, lambda known: view(known).view(programs, *shape, dtype.itemsize)
+    )
 
 
 @dataclass(frozen=True)

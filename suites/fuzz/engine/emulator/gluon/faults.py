@@ -172,3 +172,13 @@ def given_block(out, layout: gl.constexpr, M: gl.constexpr, N: gl.constexpr):
 @gluon.jit
 def given_shared(out, layout: gl.constexpr, M: gl.constexpr, N: gl.constexpr):
     gl.allocate_shared_memory(gl.int32, [M, N], layout)
+
+
+@gluon.jit
+def copied_and_sliced(x, out, n):
+    lanes = gl.arange(0, 4, layout=LINE)
+    shared = gl.allocate_shared_memory(gl.int32, [2, 8], FLAT)
+    whole = gl.arange(0, 8, layout=LINE)
+    gl.amd.cdna4.async_copy.buffer_load_to_shared(shared.index(0), x, whole, mask=whole < n)
+    gl.amd.cdna4.async_copy.wait_group(0)
+    gl.store(out + lanes, shared.index(0).slice(2, 4).load(LINE))

@@ -211,3 +211,31 @@ def refused(body: str, message: str, *given: Any) -> None:
 )
 def test_what_gluon_refuses_is_refused(body: str, message: str) -> None:
     refused(body, message)
+
+
+@pytest.mark.parametrize("serial", [True, False], ids=["serial", "batched"])
+def test_shared_memory_keeps_why_lanes_are_undefined(faults: ModuleType, serial: bool) -> None:
+    x, out = torch.full((8,), 7, dtype=torch.int32), torch.zeros(8, dtype=torch.int32)
+    with emulator.session(Options(serial=serial)) as log:
+        log.mark_fresh(x, 7)
+        faults.copied_and_sliced[(2,)](x, out, 4)
+    (finding,) = log.findings
+    assert (finding.kind, finding.argument, finding.indices) == (FindingKind.UNINITIALISED_OUTPUT, "out", (0, 1))
+    assert finding.unwritten is not None
+    assert (finding.unwritten.argument, finding.unwritten.indices) == ("x", (0, 3))
+
+
+def test_what_follows_from_a_read_before_store_says_so(faults: ModuleType) -> None:
+    text = (
+        "from triton.experimental import gluon\n"
+        "from triton.experimental.gluon import language as gl\n"
+        "@gluon.jit\n"
+        "def kernel(out):\n"
+        "    shared = gl.allocate_shared_memory(gl.int32, [8], gl.SwizzledSharedLayout(1, 1, 1, order=[0]))\n"
+        "    gl.store(out + gl.arange(0, 8), shared.load(None))\n"
+    )
+    with emulator.session() as log:
+        emulator.load_text(text, "follows").kernel[(1,)](torch.zeros(8, dtype=torch.int32))
+    read, stored = log.findings
+    assert read.kind is FindingKind.SHARED_READ_BEFORE_STORE
+    assert (stored.kind, stored.caused_by) == (FindingKind.UNDEFINED_OUTPUT, read.key)
