@@ -143,8 +143,10 @@ def test_extend_batched_equals_serial() -> None:
 
 
 def test_plain_decode_overflows_where_grouped_decode_does_not() -> None:
-    """Found: without groups, q . k is summed in the type of the inputs, and before the scale: fp16 ends at 65504."""
-    for heads, works in ((2, True), (1, False)):
+    """Found in 0.5.15: without groups, q . k is summed in the type of the inputs, before the scale: fp16 overflows
+    beyond 65504. 0.5.23 sums in fp32.
+    """
+    for heads, works in ((2, True), (1, kernels_sglang.version() != "0.5.15")):
         q, pool = torch.full((1, heads, 128), 24.0, dtype=F16), torch.full((3, 1, 128), 24.0, dtype=F16)
         out, logits, lse = unset(1, heads, 128, dtype=F16), unset(1, heads, 1, 128), unset(1, heads, 1)
         with emulator.session() as log:
