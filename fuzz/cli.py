@@ -106,21 +106,25 @@ def certify(as_json: Json = False, engine: EngineOption = "auto") -> None:
 
 @app.command()
 def run(
-    case: Annotated[Path, typer.Argument(metavar="CASE", help="A case file.")],
+    cases: Annotated[list[Path], typer.Argument(metavar="CASE...", help="Case files.")],
     target: Targets = None,
     engine: EngineOption = "auto",
     bisect: Annotated[
         bool, typer.Option("--bisect", help="Exit 128 instead of 2 and 3, for `git bisect run`.")
     ] = False,
+    coverage: Annotated[
+        bool, typer.Option("--coverage", help="Say what of each kernel the cases never reached. Emulator only.")
+    ] = False,
     modules: Modules = None,
     as_json: Json = False,
 ) -> None:
-    """Run one case on every target that supports it, or on those named. The ledger is ignored."""
-    from fuzz.commands import run_case
+    """Run cases on every target that supports them, or on those named. The ledger is ignored."""
+    from fuzz.commands import run_case_files
 
     with _bisecting(bisect):
         chosen = parse_engine(engine)
-        run_case(load_case(case), target or (), chosen, tuple(modules or ()), as_json)
+        loaded = [load_case(case) for case in cases]
+        run_case_files(loaded, target or (), chosen, tuple(modules or ()), as_json, coverage)
 
 
 @contextmanager

@@ -22,6 +22,7 @@ from fuzz.campaign.pool import Pool
 from fuzz.campaign.run import Campaign, HarnessError, Outcome, Settings, open_pool, run_cases
 from fuzz.case import Case, CaseError, case_from_dict
 from fuzz.report import summary as summaries
+from fuzz.report.coverage import coverage_dict, coverage_lines, covered
 from fuzz.support import unsupported
 from fuzz.versions import versions
 from oracle.declare import Declaration
@@ -105,6 +106,7 @@ def prepare(
     seed: int = 0,
     jobs: int | None = None,
     use_ledger: bool = False,
+    coverage: bool = False,
 ) -> Prepared:
     """Load and select targets. Raises ``RegistryError`` and ``LedgerError``."""
     able, skipped = runnable(registry.select(registry.load(modules), patterns), engine)
@@ -115,6 +117,7 @@ def prepare(
         modules=modules,
         ledger=built_in_ledger() if use_ledger else (),
         versions=versions(),
+        coverage=coverage,
     )
     return Prepared(able, skipped, settings)
 
@@ -122,13 +125,31 @@ def prepare(
 # --------------------------------------------------------------- run and replay
 
 
-def run_case(case: Case, patterns: Sequence[str], engine: Engine, modules: tuple[str, ...], as_json: bool) -> None:
-    """Judge one case on the targets that support it. Ends with ``Stop`` unless all is clean."""
-    prepared = prepare(patterns, engine=engine, modules=modules, jobs=1)
-    targets = [d for d in prepared.targets if patterns or d.operation is case.operation]
-    reasons = {d.name: unsupported(d, case) for d in targets}
-    skipped = {n: r for n, r in prepared.skipped.items() if patterns} | {n: r for n, r in reasons.items() if r}
-    _judge(prepared, [(d, case) for d in targets if reasons[d.name] is None], skipped, as_json)
+def run_case_files(
+    cases: Sequence[Case],
+    patterns: Sequence[str],
+    engine: Engine,
+    modules: tuple[str, ...],
+    as_json: bool,
+    coverage: bool = False,
+) -> None:
+    """Judge cases on the targets that support them. Ends with ``Stop`` unless all is clean."""
+    if coverage and engine is not Engine.EMULATOR:
+        raise Stop(Exit.USAGE, f"--coverage: {engine} has none; allowed: --engine emulator")
+    prepared = prepare(patterns, engine=engine, modules=modules, jobs=1, coverage=coverage)
+    pairs: list[tuple[Declaration, Case]] = []
+    skipped = dict(prepared.skipped) if patterns else {}
+    for case in cases:
+        for target in prepared.targets:
+            if not patterns and target.operation is not case.operation:
+                continue
+            reason = unsupported(target, case)
+            if reason is None:
+                pairs.append((target, case))
+            else:
+                skipped[target.name] = reason
+    ran = {target.name for target, _ in pairs}
+    _judge(prepared, pairs, {name: reason for name, reason in skipped.items() if name not in ran}, as_json)
 
 
 def replay_findings(path: Path, engine: Engine, modules: tuple[str, ...], as_json: bool) -> None:
@@ -155,12 +176,16 @@ def _judge(
         for outcome in outcomes:
             checks = data["targets"][outcome.target].setdefault("checks", [])
             checks.append([check.to_dict() for check in outcome.result.checks])
+        if prepared.settings.coverage:
+            data["coverage"] = coverage_dict(covered(outcomes))
         print(json.dumps(data, indent=2))
     else:
         for outcome in outcomes:
             _print_outcome(outcome)
         for name, reason in skipped.items():
             print(f"{name}: unsupported: {reason}")
+        if prepared.settings.coverage:
+            print("\n".join(coverage_lines(covered(outcomes))))
     stop_unless_clean(campaign)
 
 

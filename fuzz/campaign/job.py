@@ -34,7 +34,8 @@ def setup(options: Mapping[str, Any]) -> None:
 
 
 def run(request: dict[str, Any], progress: Callable[[str], None]) -> dict[str, Any]:
-    """Judge ``request["case"]`` on ``request["target"]``; returns ``CaseResult.to_dict()``.
+    """Judge ``request["case"]`` on ``request["target"]``; returns ``CaseResult.to_dict()``, with coverage if
+    ``request["coverage"]`` is given and true.
 
     Whatever a target raises in its own call is the finding CRASH; what our code raises passes through, also
     where a target called it.
@@ -49,7 +50,7 @@ def run(request: dict[str, Any], progress: Callable[[str], None]) -> dict[str, A
 
     declaration, case = _targets[request["target"]], case_from_dict(request["case"])
     try:
-        result = check_case(declaration, case, engines.current(), note)
+        result = check_case(declaration, case, engines.current(), note, request["coverage"])
     except (Exception, SystemExit) as error:
         if phase != "kernel" or _ours(error):
             raise

@@ -73,7 +73,9 @@ class TargetSummary:
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
-    """How to run. ``modules`` are the user's own target modules; ``ledger`` is empty where it is ignored."""
+    """How to run. ``modules`` are the user's own target modules; ``ledger`` is empty where it is ignored;
+    ``coverage`` asks for what the kernels reached (emulator only).
+    """
 
     engine: Engine
     seed: int = 0
@@ -82,6 +84,7 @@ class Settings:
     ledger: tuple[Defect, ...] = ()
     versions: Versions = field(default_factory=dict)
     timeout_s: float = CASE_TIMEOUT_S
+    coverage: bool = False
 
     @property
     def defects(self) -> tuple[Defect, ...]:
@@ -177,7 +180,7 @@ def run_cases(pool: Pool, requests: Iterator[tuple[str, Case]], settings: Settin
     def ask() -> Iterator[dict[str, object]]:
         for target, case in requests:
             asked.append((target, case))
-            yield _request(target, case)
+            yield _request(target, case, settings)
 
     for index, reply in pool.map(ask(), settings.timeout_s):
         outcome = outcome_of(*asked[index], reply)
@@ -185,14 +188,14 @@ def run_cases(pool: Pool, requests: Iterator[tuple[str, Case]], settings: Settin
         yield outcome if outcome.fresh or settings.explains(outcome) else _alone(outcome, settings)
 
 
-def _request(target: str, case: Case) -> dict[str, object]:
-    return {"target": target, "case": case.to_dict()}
+def _request(target: str, case: Case, settings: Settings) -> dict[str, object]:
+    return {"target": target, "case": case.to_dict(), "coverage": settings.coverage}
 
 
 def _alone(outcome: Outcome, settings: Settings) -> Outcome:
     worker = Worker(job_of(settings), limits=Limits(memory_bytes=fair_memory_bytes(1)))
     try:
-        reply = worker.run(_request(outcome.target, outcome.case), settings.timeout_s)
+        reply = worker.run(_request(outcome.target, outcome.case, settings), settings.timeout_s)
     finally:
         worker.close()
     return outcome_of(outcome.target, outcome.case, reply)

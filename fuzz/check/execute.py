@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 from torch import Tensor
 
@@ -28,7 +29,8 @@ class Execution:
     """Inputs, outputs and surroundings of one call.
 
     ``before`` and ``after`` hold the image of every buffer; ``overrun`` counts overwritten guard elements
-    around memory that the target allocated; ``sanitizer`` is what the emulator saw.
+    around memory that the target allocated; ``sanitizer`` is what the emulator saw,
+    ``coverage`` what its kernels reached, if that was asked for.
     """
 
     poison: Poison
@@ -38,13 +40,16 @@ class Execution:
     after: dict[str, Tensor]
     overrun: int
     sanitizer: tuple[CheckResult, ...]
+    coverage: dict[str, Any] | None = None
 
     def changed(self, name: str) -> Tensor:
         """Positions in the image of buffer ``name`` that the call changed."""
         return (self.before[name] != self.after[name]).nonzero().flatten()
 
 
-def execute(declaration: Declaration, case: Case, poison: Poison, engine: Engine, progress: Progress) -> Execution:
+def execute(
+    declaration: Declaration, case: Case, poison: Poison, engine: Engine, progress: Progress, coverage: bool = False
+) -> Execution:
     """Rebuild the case and call the target once. Whatever the target raises passes through.
 
     ``progress`` hears of the phases generate, kernel and checks.
@@ -57,11 +62,13 @@ def execute(declaration: Declaration, case: Case, poison: Poison, engine: Engine
     before = {name: buffer.image() for name, buffer in instance.buffers.items()}
     engines.synchronize(engine)
     progress("kernel")
-    with poisoned_allocations(poison) as allocated, sanitized(engine) as log:
-        for one in earlier:
-            call(declaration, one)
-        outputs = call(declaration, instance)
-        engines.synchronize(engine)
+    with sanitized(engine, coverage) as log:
+        marked = {} if log is None else {"allocated": log.mark_fresh}
+        with poisoned_allocations(poison, **marked) as allocated:
+            for one in earlier:
+                call(declaration, one)
+            outputs = call(declaration, instance)
+            engines.synchronize(engine)
     progress("checks")
     after = {name: buffer.image() for name, buffer in instance.buffers.items()}
     return Execution(
@@ -72,6 +79,7 @@ def execute(declaration: Declaration, case: Case, poison: Poison, engine: Engine
         after=after,
         overrun=overrun(allocated, poison),
         sanitizer=sanitizer_results(log),
+        coverage=log.coverage.to_dict() if log is not None and coverage else None,
     )
 
 

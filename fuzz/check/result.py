@@ -33,6 +33,12 @@ class Check(StrEnum):
     """no undefined lane reached an output or an address; emulator only"""
     DIVISION = "division"
     """no integer was divided by zero; emulator only"""
+    STORE_DTYPE = "store_dtype"
+    """no store without a cast was given another type; emulator only"""
+    UNINITIALISED = "uninitialised"
+    """no memory that nobody wrote reached an output or an address; emulator only"""
+    RACE = "race"
+    """no result depends on the order of the programs of a launch; emulator only"""
     CRASH = "crash"
     """the call returned: no exception, no signal, enough memory"""
     HANG = "hang"
@@ -67,7 +73,8 @@ class CaseResult:
     """How one case went on one target.
 
     ``elements`` counts output elements compared with the oracle; ``worst_ratio`` is the largest error over
-    its budget, where there is one; ``reason`` says why nothing ran, for UNSUPPORTED.
+    its budget, where there is one; ``reason`` says why nothing ran, for UNSUPPORTED; ``coverage``, where it was
+    asked for and the engine has it, is what the kernels reached (``emulator.Coverage.to_dict``).
     """
 
     checks: tuple[CheckResult, ...]
@@ -75,6 +82,7 @@ class CaseResult:
     vacuous_elements: int = 0
     worst_ratio: float | None = None
     reason: str = ""
+    coverage: Mapping[str, Any] | None = None
 
     @property
     def verdict(self) -> Verdict:
@@ -94,6 +102,7 @@ class CaseResult:
             "vacuous_elements": self.vacuous_elements,
             "worst_ratio": self.worst_ratio,
             "reason": self.reason,
+            **({} if self.coverage is None else {"coverage": dict(self.coverage)}),
         }
 
     @classmethod
@@ -105,4 +114,5 @@ class CaseResult:
             data["vacuous_elements"],
             data["worst_ratio"],
             data["reason"],
+            data.get("coverage"),
         )

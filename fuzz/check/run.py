@@ -23,14 +23,16 @@ from oracle.kinds import Engine, Operation
 from oracle.verdict import Verdict, worst
 
 
-def check_case(declaration: Declaration, case: Case, engine: Engine, progress: Progress) -> CaseResult:
-    """Run ``case`` on a target and judge it.
+def check_case(
+    declaration: Declaration, case: Case, engine: Engine, progress: Progress, coverage: bool = False
+) -> CaseResult:
+    """Run ``case`` on a target and judge it; ``coverage``: say what its kernels reached, on the emulator.
 
     ``progress`` hears of the phases generate, kernel, checks and oracle. What the target raises passes through, apart
     from ``Unsupported`` and a result of the wrong kind.
     """
     try:
-        first = execute(declaration, case, Poison.POSITIVE, engine, progress)
+        first = execute(declaration, case, Poison.POSITIVE, engine, progress, coverage)
         second = execute(declaration, case, opposite(first.poison), engine, progress)
         nan = None
         if not declaration.supports.requires_finite_pool:
@@ -49,6 +51,7 @@ def check_case(declaration: Declaration, case: Case, engine: Engine, progress: P
         elements=values.elements,
         vacuous_elements=values.vacuous_elements,
         worst_ratio=values.worst_ratio,
+        coverage=first.coverage,
     )
 
 

@@ -14,11 +14,16 @@ from fuzz.buffers import Buffer, Poison, empty_buffer, pattern
 _NAMES = ("empty", "empty_like", "empty_strided")
 
 
+def _nobody(tensor: Tensor, pattern: int) -> None:
+    """Hears of an allocation and does nothing."""
+
+
 @contextmanager
-def poisoned_allocations(poison: Poison) -> Iterator[list[Buffer]]:
+def poisoned_allocations(poison: Poison, allocated: Callable[[Tensor, int], None] = _nobody) -> Iterator[list[Buffer]]:
     """Within the block ``torch.empty`` and its kin return poisoned memory between guards.
 
-    Yields the list of buffers handed out, so that their guards can be checked. Only what Python code
+    Yields the list of buffers handed out, so that their guards can be checked; ``allocated`` hears of each as it is
+    handed out, with the poison's bits that it holds. Only what Python code
     allocates by these names is seen; kernels inside torch keep their own memory.
     """
     handed: list[Buffer] = []
@@ -33,6 +38,7 @@ def poisoned_allocations(poison: Poison) -> Iterator[list[Buffer]]:
                 "allocated", plain.shape, plain.dtype, poison, device=str(plain.device), strides=strides
             )
             handed.append(buffer)
+            allocated(buffer.view, pattern(plain.dtype, poison))
             return buffer.view
 
         return allocate

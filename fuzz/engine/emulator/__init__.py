@@ -10,14 +10,17 @@ ways and repeated one by one where order matters, so results equal serial execut
 keeps its state in the module: one thread of a process uses it.
 """
 
+from fuzz.engine.emulator.coverage import Coverage
 from fuzz.engine.emulator.errors import KernelError, UnknownName
 from fuzz.engine.emulator.facade import Device, torch_with
 from fuzz.engine.emulator.loader import SourceTree, load_source, load_text, stub
-from fuzz.engine.emulator.options import Fp8Overflow, MaskedLanes, Options
-from fuzz.engine.emulator.sanitizer import Finding, FindingKind, FindingsError
+from fuzz.engine.emulator.options import Accumulation, Fp8Overflow, MaskedLanes, Options, fidelity_variants
+from fuzz.engine.emulator.sanitizer import Finding, FindingKind, FindingsError, Unwritten
 from fuzz.engine.emulator.session import Launch, Log, session
 
 __all__ = [
+    "Accumulation",
+    "Coverage",
     "Device",
     "Finding",
     "FindingKind",
@@ -30,6 +33,8 @@ __all__ = [
     "Options",
     "SourceTree",
     "UnknownName",
+    "Unwritten",
+    "fidelity_variants",
     "load_source",
     "load_text",
     "session",

@@ -13,6 +13,8 @@ from fuzz.engine.emulator.journal import Journal
 from fuzz.engine.emulator.options import Options
 
 if TYPE_CHECKING:
+    from fuzz.engine.emulator.coverage import Coverage
+    from fuzz.engine.emulator.races import Races
     from fuzz.engine.emulator.sanitizer import Finding
 
 
@@ -21,7 +23,8 @@ class Context:
     """State of one launch while a batch of its programs executes.
 
     `programs`: linear ids of the batch, int64 [P], ascending; the first grid axis runs fastest. `findings`:
-    those of the launch so far, not merged. `largest`: elements of the largest value seen in this batch; one
+    those of the launch so far, not merged. `races`: given while programs run in order, if there are several.
+    `coverage`: given if it is collected. `largest`: elements of the largest value seen in this batch; one
     above `limit` raises BatchTooLarge while the batch can still be split.
     """
 
@@ -30,6 +33,8 @@ class Context:
     options: Options = field(default_factory=Options)
     journal: Journal = field(default_factory=Journal)
     findings: list[Finding] = field(default_factory=list)
+    races: Races | None = None
+    coverage: Coverage | None = None
     programs: Tensor = field(default_factory=lambda: torch.zeros(1, dtype=torch.int64))
     largest: int = 0
     limit: int = 1 << 62

@@ -13,6 +13,8 @@ from enum import Enum, auto
 import torch
 from torch import Tensor
 
+from fuzz.engine.emulator.errors import Location
+
 _FREE, _SHARED = -1, -2  # owners of an address that no program, that several programs wrote
 
 
@@ -21,23 +23,27 @@ class Verdict(Enum):
 
     INDEPENDENT = auto()  # serial execution gives the same bits
     LOADS_UNKNOWN = auto()  # a storage was loaded and stored to, and loads were not noted: run again with them
-    DEPENDENT = auto()  # two programs met at an address
+    DEPENDENT = auto()  # two programs met at an address, other than to store the same bits
 
 
 @dataclass(frozen=True, slots=True)
 class Access:
     """Lanes that touched a storage at one instruction.
 
-    `index`: elements of the flat storage, int64 [n]. `shape`, `active`, `programs`: enough to tell which
-    program each of them belongs to; shape[0] == 1 with several programs means that each touched all of them.
+    `index`: elements of the flat storage, which has `size` of them, int64 [n]. `shape`, `active`, `programs`:
+    enough to tell which program each of them belongs to; shape[0] == 1 with several programs means that each
+    touched all of them. `location`: the line of user code. `atomic`: part of an atomic function.
     """
 
     storage: int
     itemsize: int
+    size: int
     index: Tensor
     shape: tuple[int, ...]
     active: Tensor | None
     programs: Tensor
+    location: Location
+    atomic: bool = False
 
     def owners(self) -> Tensor:
         """Program of each lane, int64 [n]; _SHARED for lanes that belong to all."""
@@ -48,28 +54,34 @@ class Access:
 
 
 @dataclass(frozen=True, slots=True)
-class _Store:
+class Store:
+    """A store that happened. `before`, `marks_before`: what `raw` and the marks of fresh memory held; `changed`
+    [n]: lanes that found other bits; `contested`: lanes of this very store overwrote each other.
+    """
+
     access: Access
     raw: Tensor
     before: Tensor
+    changed: Tensor
+    contested: bool
+    marks: Tensor | None
+    marks_before: Tensor | None
 
 
 @dataclass(slots=True)
 class Journal:
-    """Accesses of one chunk. Disabled for a chunk of one program, which nothing can take back or reorder.
+    """Accesses of one chunk. Disabled for programs that run one by one, which nothing takes back or reorders.
 
-    `loaded`: storages that were loaded from. `loads`: the loads themselves, if `note_loads` asks for them.
+    `noted`: arguments whose `loads` are kept; `loaded`: by storage, the others that were loaded from.
+    `synchronised`: a scalar atomic may have ordered programs.
     """
 
     enabled: bool = False
-    note_loads: bool = False
-    stores: list[_Store] = field(default_factory=list)
+    noted: frozenset[str] = frozenset()
+    stores: list[Store] = field(default_factory=list)
     loads: list[Access] = field(default_factory=list)
-    loaded: set[int] = field(default_factory=set)
-
-    def store(self, access: Access, raw: Tensor) -> None:
-        """Note a store that is about to happen."""
-        self.stores.append(_Store(access, raw, raw.index_select(0, access.index)))
+    loaded: dict[int, set[str]] = field(default_factory=dict)
+    synchronised: bool = False
 
     def mark(self) -> tuple[int, int]:
         """A point to which `take_back` can return."""
@@ -80,36 +92,47 @@ class Journal:
         stores, loads = mark
         for store in reversed(self.stores[stores:]):
             store.raw.scatter_(0, store.access.index, store.before)
+            if store.marks is not None and store.marks_before is not None:
+                store.marks.scatter_(0, store.access.index, store.marks_before)
         del self.stores[stores:], self.loads[loads:]
+
+    def unknown(self) -> set[str]:
+        """Arguments whose loads should have been noted: their storage was stored to."""
+        return {name for store in self.stores for name in self.loaded.get(store.access.storage, ())}
 
     def verdict(self) -> Verdict:
         """Whether running the chunk's programs in order, one by one, would have left the same memory."""
-        stores: dict[int, list[Access]] = defaultdict(list)
+        if self.unknown():
+            return Verdict.LOADS_UNKNOWN
+        stores: dict[int, list[Store]] = defaultdict(list)
         for store in self.stores:
-            stores[store.access.storage].append(store.access)
-        for storage, accesses in stores.items():
-            if storage in self.loaded and not self.note_loads:
-                return Verdict.LOADS_UNKNOWN
+            stores[store.access.storage].append(store)
+        for storage, own in stores.items():
             loads = [load for load in self.loads if load.storage == storage]
-            # One instruction scatters in program order: alone it cannot differ from serial execution.
-            if (len(accesses) > 1 or loads) and _meet(accesses, loads):
+            # One instruction scatters in program order: where all agree on the bits, no order shows.
+            several = len(own) > 1 or bool(loads)
+            if (several or own[0].contested) and _meet(own, loads):
                 return Verdict.DEPENDENT
         return Verdict.INDEPENDENT
 
 
-def _meet(stores: list[Access], loads: list[Access]) -> bool:
+def _meet(stores: list[Store], loads: list[Access]) -> bool:
     """Whether two programs touch one address, one of them storing, in a way that order could show."""
-    if len({access.itemsize for access in (*stores, *loads)}) > 1:
+    accesses = [*(store.access for store in stores), *loads]
+    if len({access.itemsize for access in accesses}) > 1:
         return True
-    indices = [access.index for access in (*stores, *loads)]
+    indices = [access.index for access in accesses]
     places, size = _places(indices)
     owner = torch.full((size,), _FREE, dtype=torch.int64)
-    for access, place in zip(stores, places[: len(stores)], strict=True):
-        programs, before = access.owners(), owner[place]
+    for store, place in zip(stores, places[: len(stores)], strict=True):
+        programs, before = store.access.owners(), owner[place]
         if bool(((before != _FREE) & ((before != programs) | (before == _SHARED))).any()):
             return True
         owner.scatter_(0, place, programs)
-        owner[place[owner[place] != programs]] = _SHARED
+        shared = owner[place] != programs
+        if store.contested and bool(shared.any()):
+            return True
+        owner[place[shared]] = _SHARED
     for access, place in zip(loads, places[len(stores) :], strict=True):
         programs, writer = access.owners(), owner[place]
         if bool(((writer != _FREE) & ((writer != programs) | (writer == _SHARED))).any()):

@@ -1,15 +1,18 @@
 """Running a grid: in batches, split where programs part ways, one by one where order matters."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from fuzz.engine.emulator.context import Context, activate
+from fuzz.engine.emulator.coverage import Coverage, traced_lines
 from fuzz.engine.emulator.errors import BatchTooLarge, Divergence, KernelError
 from fuzz.engine.emulator.journal import Journal, Verdict
 from fuzz.engine.emulator.options import Options
+from fuzz.engine.emulator.races import Races
 from fuzz.engine.emulator.sanitizer import FindingsError, merge
 from fuzz.engine.emulator.session import Launch, current
 from fuzz.engine.emulator.specialisation import Specialisation
@@ -24,11 +27,12 @@ _BYTES_PER_LANE = 64  # eight live values of eight bytes
 @dataclass
 class Experience:
     """What earlier launches of one specialisation taught: how many lanes its largest value has in a program,
-    and whether its loads must be noted to know if programs depend on each other.
+    and through which arguments it loads what it also stores to. `complete`: there was such a launch.
     """
 
     lanes: int = 0
-    note_loads: bool = False
+    noted: frozenset[str] = frozenset()
+    complete: bool = False
 
 
 def launch(
@@ -57,11 +61,14 @@ def launch(
             log.found.extend(merge(runner.context.findings))
             programs = grid[0] * grid[1] * grid[2]
             log.launches.append(Launch(kernel, grid, programs, runner.batches, specialisation))
+            log.coverage.merge(runner.coverage)
     if log is None and runner.context.findings:
         raise FindingsError(merge(runner.context.findings))
 
 
 class _Runner:
+    """`races` knows of the programs that are through, once a later one may race with them."""
+
     def __init__(
         self, kernel: str, body: Callable[[], None], grid: Grid, options: Options, experience: Experience
     ) -> None:
@@ -69,15 +76,21 @@ class _Runner:
         self.serial, self.batches = options.serial, 0
         self.context = Context(kernel=kernel, grid=grid, options=options)
         self.context.limit = max(1, options.batch_bytes // _BYTES_PER_LANE)
+        self.races = Races(experience.noted if experience.complete else None)
+        self.coverage = Coverage()
 
     def run(self) -> None:
         start, total = 0, self.context.grid[0] * self.context.grid[1] * self.context.grid[2]
+        several = False
         while start < total:
             end = min(total, start + self._batch_size())
             programs = torch.arange(start, end)
-            if len(programs) == 1 or not self._run_batched(programs):
-                self._run_serially(programs)
+            several = several or end < total
+            if len(programs) == 1 or not self._run_batched(programs, several):
+                self._run_serially(programs, total > 1)
             start = end
+        self.experience.noted |= self.races.mixed()
+        self.experience.complete = True
 
     def _batch_size(self) -> int:
         if self.serial:
@@ -86,10 +99,14 @@ class _Runner:
             return _FIRST_BATCH
         return max(1, min(_LARGEST_BATCH, self.context.limit // self.experience.lanes))
 
-    def _run_serially(self, programs: Tensor) -> None:
+    def _run_serially(self, programs: Tensor, several: bool) -> None:
         self.context.journal = Journal()
-        for program in torch.split(programs, 1):
-            self._execute(program)
+        self.context.races = self.races if several else None
+        with self._covered():
+            for program in torch.split(programs, 1):
+                self.races.begin(int(program))
+                self._execute(program)
+        self.context.races = None
 
     def _execute(self, programs: Tensor) -> None:
         self.context.programs = programs
@@ -102,26 +119,52 @@ class _Runner:
         lanes = -(-self.context.largest // len(programs))
         self.experience.lanes = max(self.experience.lanes, lanes)
 
-    def _run_batched(self, programs: Tensor) -> bool:
-        """Run a chunk as batches. False, with nothing left of it, if its programs must run in order."""
+    @contextmanager
+    def _covered(self) -> Iterator[Coverage]:
+        """Collect coverage within, if it is asked for; counted unless the block raises or empties it."""
+        seen = Coverage()
+        if not self.context.options.coverage:
+            yield seen
+            return
+        self.context.coverage = seen
+        try:
+            with traced_lines(seen):
+                yield seen
+        finally:
+            self.context.coverage = None
+        self.coverage.merge(seen)
+
+    def _run_batched(self, programs: Tensor, several: bool) -> bool:
+        """Run a chunk as batches. False, with nothing left of it, if its programs must run in order.
+
+        `several`: the launch has more chunks.
+        """
         if self.serial:
             return False
         context = self.context
         findings, batches = len(context.findings), self.batches
         while True:
-            journal = Journal(enabled=True, note_loads=self.experience.note_loads)
-            context.journal = journal
-            self._run_parts(programs)
-            verdict = journal.verdict()
-            if verdict is Verdict.INDEPENDENT:
-                return True
+            journal = context.journal = Journal(enabled=True, noted=self.experience.noted)
+            with self._covered() as seen:
+                self._run_parts(programs)
+                verdict = journal.verdict()
+                if several and verdict is Verdict.INDEPENDENT:
+                    # Atomics order programs of several chunks only if they run in order.
+                    if not journal.synchronised and self.races.absorb(journal):
+                        return True
+                    verdict = Verdict.DEPENDENT
+                if verdict is Verdict.INDEPENDENT:
+                    return True
+                seen.clear()
+            self.experience.noted |= journal.unknown()
             journal.take_back((0, 0))
             del context.findings[findings:]
             self.batches = batches
             if verdict is Verdict.DEPENDENT:
                 self.serial = True
                 return False
-            self.experience.note_loads = True
+            if self.races.noted is not None:
+                self.races.noted = self.experience.noted
 
     def _run_parts(self, programs: Tensor) -> None:
         """Run a batch; where it cannot stay one, take back what it did and run its parts anew."""

@@ -6,10 +6,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fuzz.engine.emulator.accumulation import accumulated
 from fuzz.engine.emulator.casts import cast, real, unreal
+from fuzz.engine.emulator.context import active
 from fuzz.engine.emulator.dtypes import DType, ScalarType, bfloat16, float16, float32, float64, int8, int32
 from fuzz.engine.emulator.errors import KernelError
 from fuzz.engine.emulator.operators import Operand, arithmetic, divide, level, operands, true_divide
+from fuzz.engine.emulator.options import Accumulation
 from fuzz.engine.emulator.value import Value, as_value, join_taints
 
 _PIECE = 1 << 14  # elements computed at once: below the size from which torch splits work over threads
@@ -159,7 +162,8 @@ def dot(
 ) -> Value:
     """Matrix product of [.., M, K] and [.., K, N] plus `acc`: inputs widened to fp32, sums in fp32.
 
-    fp32 inputs keep all their bits, whatever `input_precision`. Every program's product is a matrix product
+    fp32 inputs keep all their bits, whatever `input_precision`. The order of the sums is a matter of the options
+    (`Accumulation`); by default every program's product is a matrix product
     of the same shape, so its bits do not depend on the batch.
     """
     x, y = a.data, b.data
@@ -174,12 +178,20 @@ def dot(
         result, x, y = int32, x.double(), y.double()  # exact: sums stay far below 2^53
     elif a.dtype is not float64:
         x, y = real(x, a.dtype).float(), real(y, b.dtype).float()  # type: ignore[arg-type]
-    data = _product(x, y)
+    start: Value | None = None
+    options = active().options
+    if x.dtype == torch.float32 and options.accumulation is not Accumulation.LIBRARY:
+        start = cast(acc, float32) if acc is not None and result is float32 else None
+        data = accumulated(x, y, None if start is None else start.data, options, _product)
+    else:
+        data = _product(x, y)
     undefined = None
     if a.undefined is not None or b.undefined is not None:
         rows = _any(a.undefined, a.data.shape, -1)
         columns = _any(b.undefined, b.data.shape, -2)
         undefined = join_taints(data.ndim, rows, columns)
+    if start is not None:  # the sums began with it
+        return Value(data, result, undefined=join_taints(data.ndim, undefined, start.undefined))
     product = cast(Value(data, _wide(data)), result)
     product = Value(product.data, result, undefined=undefined)
     return product if acc is None else arithmetic("add", cast(acc, result), product)

@@ -164,7 +164,7 @@ def divide(name: str, a: Operand, b: Operand) -> Value:
             y = y.masked_fill(zero, 1)
             zero = zero.expand(broadcast_shapes(x.shape, y.shape))
             blamed = zero if undefined is None else zero & ~undefined
-            report(FindingKind.INTEGER_DIVISION_BY_ZERO, blamed, None, None)
+            zero = report(FindingKind.INTEGER_DIVISION_BY_ZERO, blamed, None, None)
             undefined = zero if undefined is None else undefined | zero
     if low <= -1 <= high:  # the least integer divided by -1 traps on the CPU
         negate = y == -1

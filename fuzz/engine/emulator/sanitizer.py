@@ -4,15 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from enum import StrEnum
-from typing import TYPE_CHECKING
+from typing import NamedTuple, Protocol
 
+import torch
 from torch import Tensor
 
 from fuzz.engine.emulator.context import active
 from fuzz.engine.emulator.errors import user_location
-
-if TYPE_CHECKING:
-    from fuzz.engine.emulator.memory import Buffer
+from fuzz.engine.emulator.provenance import Key, Origin, Source, Sources, from_origin, plain, sources, traced
 
 
 class FindingKind(StrEnum):
@@ -27,6 +26,46 @@ class FindingKind(StrEnum):
     INTEGER_DIVISION_BY_ZERO = "integer division by zero"
     STORE_DTYPE = "store of another dtype"
     SHARED_READ_BEFORE_STORE = "shared memory read before store"
+    UNINITIALISED_OUTPUT = "uninitialised memory stored"
+    UNINITIALISED_ADDRESS = "uninitialised memory in an address or mask"
+    UNINITIALISED_BRANCH = "uninitialised memory in a condition"
+    RACING_STORES = "two programs store different values"
+    RACING_LOAD = "load of what another program stores"
+
+
+_UNINITIALISED = {
+    FindingKind.UNDEFINED_OUTPUT: FindingKind.UNINITIALISED_OUTPUT,
+    FindingKind.UNDEFINED_ADDRESS: FindingKind.UNINITIALISED_ADDRESS,
+    FindingKind.UNDEFINED_BRANCH: FindingKind.UNINITIALISED_BRANCH,
+}
+
+
+class Memory(Protocol):
+    """What a finding says of memory: its name, and the least and greatest element that it has."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def low(self) -> int: ...
+    @property
+    def high(self) -> int: ...
+
+
+class _Shared(NamedTuple):
+    name: str
+    low: int
+    high: int
+
+
+@dataclass(frozen=True)
+class Unwritten:
+    """Memory that nobody had written: elements `indices` of `argument`, loaded at `file`:`line`."""
+
+    argument: str | None
+    file: str
+    line: int
+    extent: tuple[int, int] | None
+    indices: tuple[int, int]
 
 
 @dataclass(frozen=True)
@@ -35,6 +74,8 @@ class Finding:
 
     `indices` (least and greatest offending element) and `extent` count elements of the argument's dtype from
     its first element; both, and `argument`, are None where no memory is involved. `lanes`: how many.
+    `other`: of a race, the program that `program` raced with. `unwritten`: where uninitialised memory was read.
+    `caused_by`: key of an earlier finding of which this one is a consequence; None for a root cause.
     """
 
     kind: FindingKind
@@ -46,27 +87,46 @@ class Finding:
     indices: tuple[int, int] | None
     extent: tuple[int, int] | None
     lanes: int
+    other: tuple[int, int, int] | None = None
+    unwritten: Unwritten | None = None
+    detail: str = ""
+    caused_by: Key | None = None
 
     @property
-    def key(self) -> tuple[object, ...]:
+    def key(self) -> Key:
         """Findings with equal keys are one finding, seen several times."""
-        return self.kind, self.kernel, self.file, self.line, self.argument, self.extent
+        read = self.unwritten and (self.unwritten.argument, self.unwritten.file, self.unwritten.line)
+        place = self.kind, self.kernel, self.file, self.line, self.argument, self.extent
+        return (*place, self.detail, read, self.caused_by)
 
     @property
     def message(self) -> str:
         """One line."""
         text = f"{self.kind} in {self.kernel}, {self.file}:{self.line}, program {self.program}"
+        if self.other is not None:
+            text += f" against program {self.other}"
         if self.argument is not None and self.indices is not None and self.extent is not None:
             text += f": {self.argument}[{_span(self.indices)}], extent [{_span(self.extent)}]"
-        return f"{text} ({self.lanes} lane{'s' * (self.lanes != 1)})"
+        text += f" ({self.lanes} lane{'s' * (self.lanes != 1)})"
+        if self.detail:
+            text += f": {self.detail}"
+        if self.unwritten is not None:
+            read = self.unwritten
+            text += f"; nobody wrote {read.argument}[{_span(read.indices)}], loaded at {read.file}:{read.line}"
+        if self.caused_by is not None:
+            kind, _, file, line, *_ = self.caused_by
+            text += f"; follows from {kind} at {file}:{line}"
+        return text
 
     def merged(self, other: Finding) -> Finding:
         """Both as one: the earlier program, the union of indices, the sum of lanes."""
-        indices = self.indices
-        if indices is not None and other.indices is not None:
-            indices = min(indices[0], other.indices[0]), max(indices[1], other.indices[1])
-        first = min(self.program, other.program, key=lambda program: program[::-1])
-        return replace(self, program=first, indices=indices, lanes=self.lanes + other.lanes)
+        first, second = sorted((self, other), key=lambda finding: finding.program[::-1])
+        indices, unwritten = first.indices, first.unwritten
+        if indices is not None and second.indices is not None:
+            indices = _union(indices, second.indices)
+        if unwritten is not None and second.unwritten is not None:
+            unwritten = replace(unwritten, indices=_union(unwritten.indices, second.unwritten.indices))
+        return replace(first, indices=indices, unwritten=unwritten, lanes=first.lanes + second.lanes)
 
 
 class FindingsError(Exception):
@@ -82,41 +142,104 @@ def _span(bounds: tuple[int, int]) -> str:
     return str(low) if low == high else f"{low}..{high}" if low < high else "empty"
 
 
-def report(kind: FindingKind, lanes: Tensor, offsets: Tensor | None, buffer: Buffer | None) -> None:
+def _union(a: tuple[int, int], b: tuple[int, int]) -> tuple[int, int]:
+    return min(a[0], b[0]), max(a[1], b[1])
+
+
+def report(
+    kind: FindingKind,
+    lanes: Tensor,
+    offsets: Tensor | None,
+    buffer: Memory | None,
+    *,
+    detail: str = "",
+    other: int | None = None,
+) -> Tensor:
     """Record `lanes` (bool [P or 1, ...]) as offending, if there are any; `offsets` has the same shape.
 
-    Lanes without a program axis of their own count once for each program.
+    Lanes without a program axis of their own count once for each program. Lanes that are undefined for several
+    reasons give a finding for each, and each lane counts for one. `other`: linear id of the program in a race.
+    Returns the lanes as consequences of what was recorded, for the mask of undefined lanes that they go to.
     """
-    count = int(lanes.sum())
-    if not count:
-        return
+    rest = plain(lanes)
+    if not bool(rest.any()):
+        return lanes
+    causes: Sources = {}
+    for origin, source in sources(lanes):
+        part = source.lanes.expand(rest.shape) & rest
+        if bool(part.any()):
+            rest = rest & ~part
+            finding = _record(kind, part, offsets, buffer, detail, other, origin, source)
+            if origin.cause is None:
+                origin = Origin(finding.file, finding.line, cause=finding.key)
+            causes[origin] = Source(part, source.low, source.high)
+    if bool(rest.any()):
+        finding = _record(kind, rest, offsets, buffer, detail, other)
+        mask = from_origin(rest, Origin(finding.file, finding.line, cause=finding.key))
+        causes.update(sources(mask))
+    return traced(plain(lanes), causes)
+
+
+def _record(
+    kind: FindingKind,
+    lanes: Tensor,
+    offsets: Tensor | None,
+    buffer: Memory | None,
+    detail: str,
+    other: int | None,
+    origin: Origin | None = None,
+    source: Source | None = None,
+) -> Finding:
     context, location = active(), user_location()
-    first = 0
-    if lanes.shape[0] == 1:
-        count *= len(context.programs)
-    else:
-        first = int(lanes.reshape(len(lanes), -1).any(1).int().argmax())
-    linear, program = int(context.programs[first]), []
-    for size in context.grid:
-        linear, position = divmod(linear, size)
-        program.append(position)
-    indices = extent = None
+    showing = lanes.reshape(len(lanes), -1).any(1)
+    count = int(lanes.sum()) * (len(context.programs) if len(lanes) == 1 else 1)
+    indices = extent = unwritten = None
     if offsets is not None and buffer is not None:
         touched = offsets.expand(lanes.shape)[lanes]
         indices, extent = (int(touched.amin()), int(touched.amax())), (buffer.low, buffer.high)
-    context.findings.append(
-        Finding(
-            kind,
-            context.kernel,
-            location.file,
-            location.line,
-            (program[0], program[1], program[2]),
-            None if buffer is None else buffer.name,
-            indices,
-            extent,
-            count,
-        )
+    if origin is not None and source is not None and origin.cause is None:
+        kind = _UNINITIALISED.get(kind, kind)
+        low, high = (bound.expand(len(showing))[showing] for bound in (source.low, source.high))
+        read = int(low.amin()), int(high.amax())
+        unwritten = Unwritten(origin.argument, origin.file, origin.line, origin.extent, read)
+    finding = Finding(
+        kind,
+        context.kernel,
+        location.file,
+        location.line,
+        _position(int(context.programs[int(showing.int().argmax())]), context.grid),
+        None if buffer is None else buffer.name,
+        indices,
+        extent,
+        count,
+        None if other is None else _position(other, context.grid),
+        unwritten,
+        detail,
+        origin.cause if origin is not None else None,
     )
+    context.findings.append(finding)
+    return finding
+
+
+def _position(linear: int, grid: tuple[int, int, int]) -> tuple[int, int, int]:
+    """A program along the axes of its grid."""
+    rest, x = divmod(linear, grid[0])
+    z, y = divmod(rest, grid[1])
+    return x, y, z
+
+
+def shared_load(name: str, written: Tensor, read: Tensor | None = None) -> Tensor | None:
+    """Undefined lanes of a load from shared memory, reported; None if there are none.
+
+    `written`: bool [P or 1, *shape] of the loaded view, true where the program has stored. `read`: the lanes
+    that are loaded, if not all. `name`: the allocation's. Indices count row-major within the view.
+    """
+    missing = ~written if read is None else ~written & read
+    if not bool(missing.any()):
+        return None
+    size = missing[0].numel()
+    offsets = torch.arange(size).reshape(1, *missing.shape[1:]).expand(missing.shape)
+    return report(FindingKind.SHARED_READ_BEFORE_STORE, missing, offsets, _Shared(name, 0, size - 1))
 
 
 def merge(findings: list[Finding]) -> tuple[Finding, ...]:

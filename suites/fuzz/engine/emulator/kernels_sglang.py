@@ -3,57 +3,71 @@
 import importlib.metadata
 import importlib.util
 import itertools
+import os
 from functools import cache
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 
 import pytest
 import torch
 
 from fuzz.engine import emulator
 from fuzz.engine.emulator import Options
-from fuzz.engine.emulator.facade import H200
+from fuzz.engine.emulator.facade import H200, MI300X
 from suites.fuzz.engine.emulator.ragged import Result, Shape, Source, ints, starts, unset
 from suites.fuzz.engine.emulator.reference import Rules
 
-_OPERATIONS = "sglang.srt.layers.attention.triton_ops"
+# Where the attention kernels lie: up to 0.5.16, and from 0.5.17 on.
+_FOLDERS = ("srt/layers/attention/triton_ops", "kernels/ops/attention")
 
 
 def package() -> Path:
-    """The folder of the installed sglang 0.5.15; skips the test without it."""
+    """The folder of the sglang at ATTN_ORACLE_SGLANG, or else of an installed 0.5.15; skips the test without."""
+    given = os.environ.get("ATTN_ORACLE_SGLANG")
+    if given is not None:
+        return Path(given)
     spec = importlib.util.find_spec("sglang")
     if spec is None or not spec.submodule_search_locations or importlib.metadata.version("sglang") != "0.5.15":
         pytest.skip("sglang 0.5.15 is not installed")
     return Path(next(iter(spec.submodule_search_locations)))
 
 
+def version() -> str:
+    """The version by where the kernels lie: of the two that these tests know."""
+    return "0.5.15" if (package() / _FOLDERS[0]).is_dir() else "0.5.23"
+
+
+class _Unset:
+    """`sglang.srt.environ.envs` with no variable set: all of those that the kernels ask for are switches."""
+
+    def __getattr__(self, name: str) -> SimpleNamespace:
+        return SimpleNamespace(get=lambda: False)
+
+
 @cache
 def tree(hip: bool = False) -> emulator.SourceTree:
     """The package's own files, with what they ask about the machine answered for NVIDIA or AMD."""
+    device = MI300X if hip else H200
     utils = emulator.stub(
-        "sglang.srt.utils", is_cuda=lambda: not hip, is_hip=lambda: hip, is_gfx95_supported=lambda: hip
+        "sglang.srt.utils",
+        is_cuda=lambda: not hip,
+        is_hip=lambda: hip,
+        is_gfx95_supported=lambda: False,
+        is_gfx1250_supported=lambda: False,
+        get_device_core_count=lambda: device.multi_processor_count,
     )
-    return emulator.SourceTree({"sglang": package()}, {"sglang.srt.utils": utils, "torch": emulator.torch_with(H200)})
+    imports = {
+        "sglang.srt.utils": utils,
+        "sglang.srt.environ": emulator.stub("sglang.srt.environ", envs=_Unset()),
+        "torch": emulator.torch_with(device),
+    }
+    return emulator.SourceTree({"sglang": package()}, imports)
 
 
-def decode(hip: bool = False) -> ModuleType:
-    """`decode_attention_fwd` and the plain and grouped forms below it."""
-    return tree(hip).load(f"{_OPERATIONS}.decode_attention")
-
-
-def extend(hip: bool = False) -> ModuleType:
-    """`extend_attention_fwd`, `extend_attention_fwd_unified`, `build_unified_kv_indices`."""
-    return tree(hip).load(f"{_OPERATIONS}.extend_attention")
-
-
-def prefill() -> ModuleType:
-    """`context_attention_fwd`: no prefix."""
-    return tree().load(f"{_OPERATIONS}.prefill_attention")
-
-
-def merge() -> ModuleType:
-    """`merge_state_triton`."""
-    return tree().load(f"{_OPERATIONS}.merge_state")
+def operation(name: str, hip: bool = False) -> ModuleType:
+    """A module beside the attention kernels: decode_attention, extend_attention, prefill_attention, merge_state."""
+    folder = _FOLDERS[version() != "0.5.15"]
+    return tree(hip).load(f"sglang.{folder.replace('/', '.')}.{name}")
 
 
 def run_decode(
@@ -79,7 +93,7 @@ def run_decode(
     out = unset(batch, shape.heads, shape.dim_v, dtype=shape.dtype)
     logits, partial_lse = unset(batch, shape.heads, splits, shape.dim_v), unset(batch, shape.heads, splits)
     with emulator.session(Options(serial=serial)) as log:
-        decode(hip).decode_attention_fwd(
+        operation("decode_attention", hip).decode_attention_fwd(
             q,
             k_pool,
             v_pool,
@@ -141,7 +155,7 @@ def run_extend(
         keys.append(torch.cat([k_pool[mine].double() * shape.k_scale, k.double()]))
         values.append(torch.cat([v_pool[mine].double() * shape.v_scale, v.double()]))
     common = {"logit_cap": rules.cap, "sliding_window_size": window, "sinks": rules.sinks, "page_size": page}
-    module = extend(hip)
+    module = operation("extend_attention", hip)
     with emulator.session(Options(serial=serial)) as log:
         if unified:
             indptr, indices, prefix_lengths = module.build_unified_kv_indices(

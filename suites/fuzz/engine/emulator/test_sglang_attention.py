@@ -4,11 +4,11 @@ import math
 
 import pytest
 import torch
-from torch import Tensor
 
 from suites.fuzz.engine.emulator import kernels_sglang
-from suites.fuzz.engine.emulator.ragged import ROUNDING, Result, Shape, Source
-from suites.fuzz.engine.emulator.reference import Rules, batch
+from suites.fuzz.engine.emulator.judge import judge
+from suites.fuzz.engine.emulator.ragged import Shape, Source
+from suites.fuzz.engine.emulator.reference import Rules
 
 F16, BF16, F32, FP8 = torch.float16, torch.bfloat16, torch.float32, torch.float8_e4m3fn
 LENGTHS = [5, 33, 70, 1]
@@ -18,17 +18,6 @@ CAP_AND_SINKS = Rules(0.17, cap=2.0, sinks=Source(7).normal(8))
 
 def rules_of(shape: Shape, **names: object) -> Rules:
     return Rules(shape.dim**-0.5, **names)  # type: ignore[arg-type]
-
-
-def judge(result: Result, lengths: list[int], shape: Shape, rules: Rules, q: Tensor | None = None) -> None:
-    """Output within the rounding of the weights, of the output and, at fp32, of the sums; LSE within that of fp32."""
-    assert result.log.findings == ()
-    expected, lse = batch(result.q if q is None else q, result.keys, result.values, lengths, rules)
-    rounding = ROUNDING[shape.dtype] + ROUNDING[shape.cached]
-    largest = max(float(v.abs().max()) for v in result.values if v.numel())
-    assert (result.out.double() - expected).abs().max() <= rounding * largest
-    if result.lse is not None and shape.cached is shape.dtype:
-        assert (result.lse.double() - lse).abs().max() < 2.0**-17
 
 
 @pytest.mark.parametrize("dtype", [F16, BF16, F32], ids=["fp16", "bf16", "fp32"])
@@ -117,7 +106,7 @@ def test_extend_features(unified: bool, shape: Shape, rules: Rules, options: dic
 
 @pytest.mark.parametrize("unified", [False, True], ids=["two stages", "unified"])
 def test_extend_of_an_fp8_cache(unified: bool) -> None:
-    """At a small scale the rounding of the query to the type of the cache is small, so one reference serves both parts."""
+    """At a small scale it hardly matters that the query is rounded to the type of the cache for the prefix."""
     shape = Shape(4, 2, 64, 64, F16, FP8, 0.5, 2.0)
     rules = Rules(2.0**-7)
     judge(kernels_sglang.run_extend([0, 70], [9, 40], shape, rules, unified=unified), [9, 40], shape, rules)
@@ -131,11 +120,13 @@ def test_extend_of_one_part(parts: tuple[bool, bool]) -> None:
     judge(kernels_sglang.run_extend(prefixes, new, shape, rules, parts=parts), new, shape, rules)
 
 
-def test_extend_of_a_part_without_keys_is_nan() -> None:
+def test_extend_of_a_part_without_keys() -> None:
+    """Found in 0.5.15: NaN, which no weight of 0 takes away again when the parts are merged. 0.5.23 gives 0."""
     shape = Shape()
     result = kernels_sglang.run_extend([0, 3], [2, 1], shape, rules_of(shape, causal=False), parts=(True, False))
     assert result.log.findings == ()
-    assert result.out[:2].isnan().all()  # the contract: 0 and -inf
+    wrong = kernels_sglang.version() == "0.5.15"
+    assert (result.out[:2].isnan() if wrong else result.out[:2] == 0).all()
     assert result.lse is not None
     assert (result.lse[:2] == -math.inf).all()
 
