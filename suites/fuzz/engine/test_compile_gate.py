@@ -135,7 +135,7 @@ def test_what_a_reply_means(answer: Reply, outcome: Outcome, words: str) -> None
 
 def test_resources_of_amd() -> None:
     text = "  .private_segment_fixed_size: 12\n  .sgpr_spill_count: 1\n  .vgpr_count:     40\n  .vgpr_spill_count: 2\n"
-    assert of_amdgcn(text, 64) == Resources(shared=64, registers=40, spilled=3, stack=12)
+    assert of_amdgcn(text, 64) == Resources(64, registers=40, spilled=2, scalar_spilled=1, stack=12)
     assert of_amdgcn("", 64) == Resources(shared=64)
 
 
