@@ -17,7 +17,10 @@ from torch import Tensor
 from oracle.bits import bits
 
 GUARD_BYTES = 4096
-"""On each side of a buffer: more than a row of 8 heads x 128 float32 elements, a multiple of any itemsize."""
+"""On each side of a buffer at least this much, and at least one step of the first axis: a row, or a page."""
+
+_EMPTY = torch.empty
+"""Kept from the moment of import: while a target runs, ``torch.empty`` is ours (``fuzz.check.scratch``)."""
 
 DTYPES: dict[str, torch.dtype] = {
     "fp32": torch.float32,
@@ -101,19 +104,16 @@ def empty_buffer(
     poison: Poison,
     *,
     device: str,
-    token_stride: int | None = None,
+    strides: Sequence[int] | None = None,
 ) -> Buffer:
     """A poisoned buffer of ``shape``; the caller writes data into ``view``.
 
-    ``token_stride`` is the stride of the first axis in elements, where it is not that of a contiguous
-    tensor: the gaps between rows stay poisoned.
+    ``strides`` in elements, where they are not those of a contiguous tensor: gaps stay poisoned.
     """
-    strides = contiguous_strides(shape)
-    if token_stride is not None:
-        strides[0] = token_stride
+    strides = contiguous_strides(shape) if strides is None else strides
     extent = 1 + sum((n - 1) * s for n, s in zip(shape, strides, strict=True)) if min(shape, default=1) else 0
-    guard = GUARD_BYTES // dtype.itemsize
-    storage = torch.empty(extent + 2 * guard, dtype=dtype, device=device)
+    guard = _guard(strides, dtype)
+    storage = _EMPTY(extent + 2 * guard, dtype=dtype, device=device)
     raw = bits(storage)
     raw.fill_(pattern(dtype, poison))
     view = torch.as_strided(storage, tuple(shape), tuple(strides), guard)
@@ -133,19 +133,23 @@ def huge_buffer(
 
     Memory that nobody touches is not committed, so that a pool of many gigabytes costs little on a CPU.
     """
-    guard = GUARD_BYTES // dtype.itemsize
-    block = 1
-    for n in shape[1:]:
-        block *= n
-    storage = torch.empty(shape[0] * block + 2 * guard, dtype=dtype, device=device)
+    strides = contiguous_strides(shape)
+    guard, block = _guard(strides, dtype), strides[0]
+    storage = _EMPTY(shape[0] * block + 2 * guard, dtype=dtype, device=device)
     raw = bits(storage)
     touched = sorted({n for b in blocks for n in (b - 1, b, b + 1) if 0 <= n < shape[0]})
     ranges = [(0, guard), *((guard + b * block, guard + (b + 1) * block) for b in touched)]
     ranges.append((raw.numel() - guard, raw.numel()))
     for low, high in ranges:
         raw[low:high] = pattern(dtype, poison)
-    view = torch.as_strided(storage, tuple(shape), tuple(contiguous_strides(shape)), guard)
+    view = torch.as_strided(storage, tuple(shape), tuple(strides), guard)
     return Buffer(name, view, raw, tuple(ranges))
+
+
+def _guard(strides: Sequence[int], dtype: torch.dtype) -> int:
+    """Elements of a guard: a multiple of 256 bytes, so that the data keep an allocation's alignment."""
+    wanted = max(GUARD_BYTES, (strides[0] if strides else 0) * dtype.itemsize)
+    return -(-wanted // 256) * 256 // dtype.itemsize
 
 
 def contiguous_strides(shape: Sequence[int]) -> list[int]:

@@ -7,9 +7,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fuzz.buffers import DTYPES
+from fuzz.case import Case
 from fuzz.instance import Instance
-from oracle.convention import DefaultScale, WindowMeaning
-from oracle.declare import Declaration
+from fuzz.instance.operands import scale_of
+from oracle.convention import Convention, DefaultScale, LseLayout, WindowMeaning
+from oracle.declare import Declaration, parameters
 from oracle.kinds import Operation
 
 
@@ -23,69 +26,91 @@ class ResultError(Exception):
 
 def arguments(declaration: Declaration, instance: Instance) -> dict[str, Any]:
     """Arguments for ``declaration.function``, in the target's convention."""
-    case, convention = instance.case, declaration.convention
-    given: dict[str, Any] = {name: buffer.view for name, buffer in instance.buffers.items()}
-    if case.operation is Operation.KV_WRITE:
-        given.setdefault("slot_map", None)
-    elif case.operation is Operation.VARLEN_EXTEND:
-        required = convention.default_scale is DefaultScale.REQUIRED
-        scale = instance.problem.scale if required and instance.problem is not None else case.scale
-        given |= {"causal": case.causal, "scale": scale, "soft_cap": case.soft_cap}
-        given |= {"q_descale": None, "k_descale": None, "v_descale": None}
-        given.setdefault("sinks", None)
-        if convention.window.meaning is WindowMeaning.UNSUPPORTED:
-            given["window"] = None
-        else:
-            given["window"] = convention.window.argument(case.window)
-    return given
+    case = instance.case
+    wanted = parameters(declaration.operation, declaration.convention, declaration.task)
+    given: dict[str, Any] = dict.fromkeys(wanted)
+    if case.is_attention:
+        given |= _options(case, declaration.convention)
+    elif case.operation is Operation.INDEX_BUILD and instance.indices is not None:
+        given |= {"parts": case.parts, "rank": case.rank, "total": len(instance.indices)}
+    given |= {name: buffer.view for name, buffer in instance.buffers.items()}
+    return {name: given[name] for name in wanted}
+
+
+def _options(case: Case, convention: Convention) -> dict[str, Any]:
+    window = None
+    if convention.window.meaning is not WindowMeaning.UNSUPPORTED:
+        try:
+            window = convention.window.argument(case.window, causal=case.causal)
+        except ValueError as error:
+            raise Unsupported(str(error)) from None
+    by_default = convention.default_scale is DefaultScale.RSQRT_HEAD_DIM
+    return {
+        "causal": case.causal,
+        "scale": case.scale if by_default else scale_of(case),
+        "soft_cap": case.soft_cap,
+        "window": window,
+    }
 
 
 def call(declaration: Declaration, instance: Instance) -> dict[str, Tensor]:
     """Run the target once.
 
     Returns its outputs by name: none for kv_write (the caches are written in place), ``key`` and ``value``
-    for kv_gather, ``out`` and perhaps ``lse`` for attention. Raises ``ResultError`` for any other result.
+    for kv_gather, ``out`` and perhaps ``lse`` for attention and merges, ``indices`` for index_build. Raises
+    ``ResultError`` for any other result.
     """
-    result = declaration.function(**arguments(declaration, instance))
-    names = _output_names(declaration.operation, result)
-    values = result if isinstance(result, tuple) else () if result is None else (result,)
-    outputs = dict(zip(names, values, strict=True))
-    for name, (shape, dtype) in expected_outputs(instance).items():
-        value = outputs.get(name)
-        if value is None:
-            continue
+    outputs = _named(declaration.operation, declaration.function(**arguments(declaration, instance)))
+    layout = declaration.convention.lse_layout
+    if instance.problem is not None and ("lse" in outputs) != (layout is not LseLayout.NONE):
+        have = "a" if "lse" in outputs else "no"
+        raise ResultError(f"lse: {have} log-sum-exp returned; convention.lse_layout says {layout}")
+    expected = expected_outputs(instance, declaration)
+    for name, value in outputs.items():
+        shape, dtype = expected[name]
         if tuple(value.shape) != shape or (dtype is not None and value.dtype != dtype):
-            wanted = f"{dtype or 'a float dtype'} {list(shape)}"
+            wanted = f"{dtype or 'any dtype'} {list(shape)}"
             raise ResultError(f"{name}: {value.dtype} {list(value.shape)}; expected {wanted}")
     return outputs
 
 
-def _output_names(operation: Operation, result: object) -> tuple[str, ...]:
-    allowed = {
-        Operation.KV_WRITE: ((),),
-        Operation.KV_GATHER: (("key", "value"),),
-        Operation.VARLEN_EXTEND: (("out",), ("out", "lse")),
-    }[operation]
+_RETURNS: dict[Operation, tuple[tuple[str, ...], ...]] = {
+    Operation.KV_WRITE: ((),),
+    Operation.KV_GATHER: (("key", "value"),),
+    Operation.VARLEN_EXTEND: (("out",), ("out", "lse")),
+    Operation.PAGED_DECODE: (("out",), ("out", "lse")),
+    Operation.LSE_MERGE: (("out", "lse"),),
+    Operation.INDEX_BUILD: (("indices",),),
+}
+
+
+def _named(operation: Operation, result: object) -> dict[str, Tensor]:
     values = result if isinstance(result, tuple) else () if result is None else (result,)
-    for names in allowed:
+    for names in _RETURNS[operation]:
         if len(names) == len(values) and all(isinstance(v, Tensor) for v in values):
-            return names
-    wanted = " or ".join("(" + ", ".join(names) + ")" if names else "None" for names in allowed)
+            return dict(zip(names, values, strict=True))
+    wanted = " or ".join("(" + ", ".join(names) + ")" if names else "None" for names in _RETURNS[operation])
     got = ", ".join(type(v).__name__ for v in values) or "None"
     raise ResultError(f"returned ({got}); expected {wanted}")
 
 
-def expected_outputs(instance: Instance) -> dict[str, tuple[tuple[int, ...], torch.dtype | None]]:
+def expected_outputs(
+    instance: Instance, declaration: Declaration
+) -> dict[str, tuple[tuple[int, ...], torch.dtype | None]]:
     """Shape and dtype of each output; dtype None: any."""
     case = instance.case
+    if case.operation is Operation.KV_WRITE:
+        return {}
     if case.operation is Operation.KV_GATHER:
         pairs = zip(("key", "value"), instance.linear.values(), strict=True)
         return {name: (tuple(data.shape), data.dtype) for name, data in pairs}
-    if case.operation is Operation.VARLEN_EXTEND:
-        tokens = sum(case.query_lens)
-        out_dtype = instance.buffers["q"].view.dtype
-        return {
-            "out": ((tokens, case.num_q_heads, case.v_head_dim), out_dtype),
-            "lse": ((tokens, case.num_q_heads), torch.float32),
-        }
-    return {}
+    if instance.indices is not None:
+        return {"indices": (tuple(instance.indices.shape), None)}
+    merge = case.operation is Operation.LSE_MERGE
+    rows = sum(case.context_lens if merge else case.query_lens)
+    heads = case.num_kv_heads if merge else case.num_q_heads
+    turned = declaration.convention.lse_layout is LseLayout.HEAD_TOKEN
+    return {
+        "out": ((rows, heads, case.v_head_dim), None if merge else instance.buffers["q"].view.dtype),
+        "lse": ((heads, rows) if turned else (rows, heads), DTYPES[declaration.precision_for(case.dtype).lse_dtype]),
+    }

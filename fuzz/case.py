@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from oracle.convention import Granularity
-from oracle.kinds import KVLayout, Operation, VLayout
+from oracle.kinds import IndexForm, IndexTask, KVLayout, Operation, VLayout
 
 SCHEMA = 1
 
@@ -93,6 +93,24 @@ class Probe(StrEnum):
     """normal q and k, v = 1: the output shows the normalisation alone"""
 
 
+class Prefix(StrEnum):
+    """Where the keys before a request's own query tokens are found in ``varlen_extend``."""
+
+    INLINE = "inline"
+    """passed with the others, one after the other"""
+    POOL = "pool"
+    """in the pool, by slot; only the query tokens' own keys are passed"""
+
+
+class States(StrEnum):
+    """Which partial states of an LSE merge are empty: no key, a log-sum-exp of -inf."""
+
+    FULL = "full"
+    SOME_EMPTY = "some_empty"
+    ALL_EMPTY = "all_empty"
+    """every state of some rows"""
+
+
 Parser = Callable[[str, Any], Any]
 
 
@@ -167,10 +185,13 @@ def _name(*allowed: str) -> Parser:
     def parse(name: str, value: Any) -> str:
         if not isinstance(value, str) or value not in allowed:
             raise _fail(name, value, ", ".join(allowed))
-        return value
+        return next(known for known in allowed if known == value)
 
     return parse
 
+
+_DESCALES = (Granularity.NONE, Granularity.TENSOR, Granularity.HEAD)
+"""Granularities that tensors are built for so far."""
 
 _PARSERS: dict[str, Parser] = {
     "operation": _one_of(Operation),
@@ -195,11 +216,18 @@ _PARSERS: dict[str, Parser] = {
     "sinks": _one_of(Sink),
     "soft_cap": _optional(_number(1e-3, 1e6)),
     "scale": _optional(_number(-1e3, 1e3)),
-    "q_descale": _one_of(Granularity),
-    "k_descale": _one_of(Granularity),
-    "v_descale": _one_of(Granularity),
+    "q_descale": _name(*_DESCALES),
+    "k_descale": _name(*_DESCALES),
+    "v_descale": _name(*_DESCALES),
+    "index_form": _one_of(IndexForm),
+    "prefix": _one_of(Prefix),
     "skip": _one_of(Skip),
     "slot_map": _one_of(SlotMap),
+    "parts": _integer(1, 64),
+    "rank": _integer(0, 63),
+    "states": _one_of(States),
+    "index_task": _one_of(IndexTask),
+    "earlier_calls": _integer(0, 8),
     "probe": _one_of(Probe),
 }
 """What each field may hold."""
@@ -210,7 +238,9 @@ class Case:
     """One case. Lengths are in tokens; a request's queries are its last ``query_lens[i]`` positions.
 
     ``kv_write`` stores, and ``kv_gather`` reads, every position of every request; they have no queries.
-    Raises ``CaseError`` on construction where a field, or a pair of fields, cannot be.
+    ``lse_merge`` merges ``parts`` states of one row per position; ``earlier_calls`` calls of other shapes come
+    before it, so that what a target keeps between calls shows. ``index_build`` works for rank ``rank`` of
+    ``parts``. Raises ``CaseError`` on construction where a field, or a pair of fields, cannot be.
     """
 
     operation: Operation
@@ -238,8 +268,15 @@ class Case:
     q_descale: Granularity
     k_descale: Granularity
     v_descale: Granularity
+    index_form: IndexForm
+    prefix: Prefix
     skip: Skip
     slot_map: SlotMap
+    parts: int
+    rank: int
+    states: States
+    index_task: IndexTask
+    earlier_calls: int
     probe: Probe
 
     def __post_init__(self) -> None:
@@ -257,6 +294,11 @@ class Case:
         """Whether the operation moves bits and computes nothing on them."""
         return self.operation in (Operation.KV_WRITE, Operation.KV_GATHER)
 
+    @property
+    def is_attention(self) -> bool:
+        """Whether the operation attends: queries against keys."""
+        return self.operation in _ATTENTION
+
     def to_json(self) -> str:
         """One JSON object on several lines, keys in the order of the fields."""
         return json.dumps(self.to_dict(), indent=2) + "\n"
@@ -270,40 +312,70 @@ class Case:
         }
 
 
+_ATTENTION = (Operation.PAGED_DECODE, Operation.VARLEN_EXTEND)
+_ONLY_FOR: dict[str, tuple[Any, tuple[Operation, ...]]] = {
+    "query_lens": ((), (*_ATTENTION, Operation.INDEX_BUILD)),
+    "group_size": (1, _ATTENTION),
+    "causal": (True, (Operation.VARLEN_EXTEND,)),
+    "window": (None, _ATTENTION),
+    "sinks": (Sink.NONE, _ATTENTION),
+    "soft_cap": (None, _ATTENTION),
+    "scale": (None, _ATTENTION),
+    "q_descale": (Granularity.NONE, _ATTENTION),
+    "k_descale": (Granularity.NONE, _ATTENTION),
+    "v_descale": (Granularity.NONE, _ATTENTION),
+    "pool": (Pool.TIGHT, (Operation.KV_WRITE, Operation.KV_GATHER, Operation.INDEX_BUILD, *_ATTENTION)),
+    "prefix": (Prefix.INLINE, (Operation.VARLEN_EXTEND,)),
+    "skip": (Skip.NONE, (Operation.KV_WRITE,)),
+    "slot_map": (SlotMap.NONE, (Operation.KV_WRITE,)),
+    "parts": (1, (Operation.LSE_MERGE, Operation.INDEX_BUILD)),
+    "rank": (0, (Operation.INDEX_BUILD,)),
+    "states": (States.FULL, (Operation.LSE_MERGE,)),
+    "index_task": (IndexTask.NONE, (Operation.INDEX_BUILD,)),
+    "earlier_calls": (0, (Operation.LSE_MERGE,)),
+}
+"""Fields that mean nothing to other operations, and the value that they have there."""
+
+
 def _check_together(case: Case) -> None:
-    attends = not case.is_copy
-    requests = len(case.context_lens)
-    if attends and len(case.query_lens) != requests:
-        raise CaseError(f"case.query_lens: {len(case.query_lens)} lengths; allowed: one a request, here {requests}")
+    operation = case.operation
+    for name, (plain, operations) in _ONLY_FOR.items():
+        if operation not in operations and getattr(case, name) != plain:
+            allowed = json.dumps(list(plain) if isinstance(plain, tuple) else plain)
+            raise _fail(name, getattr(case, name), f"{allowed} for {operation}")
     if sum(case.context_lens) > MAX_TOKENS:
-        raise CaseError(f"case.context_lens: {sum(case.context_lens)} tokens together; at most {MAX_TOKENS}")
-    if case.is_copy:
-        _check_copy(case)
-    elif case.probe is Probe.BYTES:
-        raise CaseError(f'case.probe: "bytes"; allowed for {case.operation.value}: normal, constant_v')
-    elif case.dtype == "uint8":
-        raise CaseError(f'case.dtype: "uint8"; allowed for {case.operation.value}: a float dtype')
-    if case.operation is not Operation.KV_WRITE and (case.slot_map, case.skip) != (SlotMap.NONE, Skip.NONE):
-        raise CaseError('case.skip and case.slot_map: only for kv_write; allowed elsewhere: "none"')
-    if case.kv_layout is KVLayout.SHUFFLE_5D:
-        x = 16 // STORAGE_BYTES[case.kv_dtype]
-        for name in ("page_size", "head_dim", "v_head_dim"):
-            if getattr(case, name) % x:
-                raise CaseError(
-                    f"case.{name}: {getattr(case, name)}; allowed: a multiple of {x} for shuffle_5d in {case.kv_dtype}"
-                )
+        raise CaseError(f"case.context_lens: {sum(case.context_lens)} tokens together; allowed: at most {MAX_TOKENS}")
+    if operation in _ONLY_FOR["query_lens"][1] and len(case.query_lens) != len(case.context_lens):
+        raise _fail("query_lens", list(case.query_lens), f"one length a request, here {len(case.context_lens)}")
+    if case.rank >= case.parts:
+        raise _fail("rank", case.rank, f"below parts, here {case.parts}")
+    if operation is Operation.INDEX_BUILD and case.index_task is IndexTask.NONE:
+        raise _fail("index_task", case.index_task, f"{', '.join(t for t in IndexTask if t is not IndexTask.NONE)}")
+    if case.prefix is Prefix.POOL and any(q > n for q, n in zip(case.query_lens, case.context_lens, strict=True)):
+        raise _fail("query_lens", list(case.query_lens), "no more queries than keys where the prefix is in the pool")
+    _check_dtypes(case)
+    _check_layout(case)
 
 
-def _check_copy(case: Case) -> None:
-    if case.query_lens:
-        raise CaseError(f"case.query_lens: {list(case.query_lens)}; allowed for a copy: []")
-    if case.dtype != case.kv_dtype:
-        raise CaseError(f"case.dtype: {case.dtype!r}; allowed for a copy: kv_dtype, {case.kv_dtype!r}")
-    for name, plain in (("window", None), ("soft_cap", None), ("scale", None), ("sinks", Sink.NONE)):
-        if getattr(case, name) != plain:
-            raise CaseError(f"case.{name}: not for a copy; allowed: {json.dumps(plain)}")
-    if case.group_size != 1:
-        raise CaseError(f"case.group_size: {case.group_size}; allowed for a copy: 1")
+def _check_dtypes(case: Case) -> None:
+    copy = case.is_copy
+    if (copy or case.operation is Operation.LSE_MERGE) and case.dtype != case.kv_dtype:
+        raise _fail("dtype", case.dtype, f"kv_dtype, {case.kv_dtype}, for {case.operation}")
+    if not copy and case.probe is Probe.BYTES:
+        raise _fail("probe", case.probe, f"normal, constant_v for {case.operation}")
+    if case.is_attention or case.operation is Operation.LSE_MERGE:
+        for name in ("dtype", "kv_dtype"):
+            if getattr(case, name) == "uint8":
+                raise _fail(name, "uint8", f"a float dtype for {case.operation}")
+
+
+def _check_layout(case: Case) -> None:
+    if case.kv_layout is not KVLayout.SHUFFLE_5D:
+        return
+    x = 16 // STORAGE_BYTES[case.kv_dtype]
+    for name in ("head_dim", *(("page_size",) if case.v_layout is VLayout.V5D else ())):
+        if getattr(case, name) % x:
+            raise _fail(name, getattr(case, name), f"a multiple of {x} for shuffle_5d in {case.kv_dtype}")
 
 
 def case_from_dict(data: object) -> Case:

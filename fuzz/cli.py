@@ -66,8 +66,7 @@ def targets(as_json: Json = False, modules: Modules = None) -> None:
     from fuzz import registry
 
     known = registry.load(modules or ())
-    rows = {name: {engine: registry.why_not(d, engine) or _engine_reason(engine) for engine in Engine}
-            for name, d in known.items()}  # fmt: skip
+    rows = {name: {engine: registry.why_not(d, engine) for engine in Engine} for name, d in known.items()}
     if as_json:
         listed = {
             name: {
@@ -84,13 +83,7 @@ def targets(as_json: Json = False, modules: Modules = None) -> None:
         print(f"{name}  {declaration.operation}  {', '.join(works) or 'cannot run here'}")
         for engine, reason in rows[name].items():
             if reason is not None:
-                print(f"    {engine}: {reason}")
-
-
-def _engine_reason(engine: Engine) -> str | None:
-    from fuzz import engine as engines
-
-    return engines.unavailable(engine)
+                print(f"    {reason}" if reason.startswith(engine) else f"    {engine}: {reason}")
 
 
 @app.command()
@@ -161,19 +154,44 @@ def fuzz(
     as_json: Json = False,
 ) -> None:
     """Search for cases on which a target is wrong."""
-    from fuzz.commands import run_fuzz
+    from fuzz.commands import finish, prepare, search
 
     if (cases is None) == (time is None):
         raise Stop(Exit.USAGE, "fuzz: give one of --cases N and --time 10m")
-    run_fuzz(
+    time_s = None if time is None else duration("--time", time)
+    prepared = prepare(
         patterns or (),
-        cases=cases,
-        time_s=None if time is None else duration("--time", time),
-        seed=seed,
         engine=parse_engine(engine),
+        seed=seed,
         jobs=jobs,
-        out=out,
+        modules=tuple(modules or ()),
         use_ledger=not no_ledger,
+    )
+    campaign = prepared.campaign(cases, time_s)
+    with prepared.pool() as pool:
+        search(campaign, pool)
+    finish(campaign, prepared.skipped, out, as_json)
+
+
+@app.command(name="compile")
+def compile_kernels(
+    patterns: Annotated[list[str] | None, typer.Argument(metavar="[T]...", help="Globs over target names.")] = None,
+    cases: Annotated[int, typer.Option(min=1, help="Cases a target, whose launches are compiled.")] = 40,
+    arch: Annotated[str, typer.Option(metavar="A,B", help="GPUs to compile for.")] = "gfx942,gfx950,sm_90",
+    seed: Seed = 0,
+    jobs: Jobs = None,
+    modules: Modules = None,
+    as_json: Json = False,
+) -> None:
+    """Compile what the emulator runs with the installed Triton, for GPUs that need not be here."""
+    from fuzz.compile_command import run_compile
+
+    run_compile(
+        patterns or (),
+        archs=arch,
+        cases=cases,
+        seed=seed,
+        jobs=jobs,
         modules=tuple(modules or ()),
         as_json=as_json,
     )

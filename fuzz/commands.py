@@ -7,18 +7,19 @@ import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from enum import IntEnum
 from importlib.resources import files
 from pathlib import Path
-from typing import Any
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from fuzz import engine as engines
 from fuzz import ledger, registry
-from fuzz.campaign.finding import Finding, findings_of
-from fuzz.campaign.run import Campaign, Outcome, Settings, open_pool, run_cases
+from fuzz.campaign.finding import Finding
+from fuzz.campaign.pool import Pool
+from fuzz.campaign.run import Campaign, HarnessError, Outcome, Settings, open_pool, run_cases
 from fuzz.case import Case, CaseError, case_from_dict
 from fuzz.report import summary as summaries
 from fuzz.report.coverage import coverage_dict, coverage_lines, covered
@@ -80,16 +81,48 @@ def runnable(declarations: Sequence[Declaration], engine: Engine) -> tuple[list[
     return [d for d in declarations if reasons[d.name] is None], {n: r for n, r in reasons.items() if r is not None}
 
 
-def exit_code(found: Sequence[Finding], harness_errors: int, ran: int) -> Exit:
-    """The exit code of a run, by precedence. Known defects are no findings."""
-    if harness_errors:
-        return Exit.HARNESS
-    if any(f.known is None for f in found):
-        return Exit.FINDINGS
-    return Exit.CLEAN if ran else Exit.NOTHING
+@dataclass(frozen=True)
+class Prepared:
+    """Targets that can run, why others cannot, and how to run them."""
+
+    targets: list[Declaration]
+    skipped: dict[str, str]
+    settings: Settings
+
+    def campaign(self, cases: int | None, time_s: float | None) -> Campaign:
+        """A search over the targets that can run."""
+        return Campaign(self.targets, self.settings, cases, time_s)
+
+    def pool(self) -> Pool:
+        """Workers for it; use as a context manager."""
+        return open_pool(self.settings)
 
 
-# ------------------------------------------------------------------------- run
+def prepare(
+    patterns: Sequence[str],
+    *,
+    engine: Engine,
+    modules: tuple[str, ...],
+    seed: int = 0,
+    jobs: int | None = None,
+    use_ledger: bool = False,
+    coverage: bool = False,
+) -> Prepared:
+    """Load and select targets. Raises ``RegistryError`` and ``LedgerError``."""
+    able, skipped = runnable(registry.select(registry.load(modules), patterns), engine)
+    settings = Settings(
+        engine=engine,
+        seed=seed,
+        jobs=jobs or default_jobs(engine),
+        modules=modules,
+        ledger=built_in_ledger() if use_ledger else (),
+        versions=versions(),
+        coverage=coverage,
+    )
+    return Prepared(able, skipped, settings)
+
+
+# --------------------------------------------------------------- run and replay
 
 
 def run_case_files(
@@ -103,34 +136,57 @@ def run_case_files(
     """Judge cases on the targets that support them. Ends with ``Stop`` unless all is clean."""
     if coverage and engine is not Engine.EMULATOR:
         raise Stop(Exit.USAGE, f"--coverage: {engine} has none; allowed: --engine emulator")
-    known = registry.load(modules)
-    pairs: list[tuple[str, Case]] = []
-    skipped: dict[str, str] = {}
+    prepared = prepare(patterns, engine=engine, modules=modules, jobs=1, coverage=coverage)
+    pairs: list[tuple[Declaration, Case]] = []
+    skipped = dict(prepared.skipped) if patterns else {}
     for case in cases:
-        chosen = registry.select(known, patterns)
-        if not patterns:
-            chosen = [d for d in chosen if d.operation is case.operation]
-        able, reasons = runnable(chosen, engine)
-        reasons |= {d.name: reason for d in able if (reason := unsupported(d, case)) is not None}
-        pairs += [(d.name, case) for d in able if d.name not in reasons]
-        skipped |= reasons
-    skipped = {name: reason for name, reason in skipped.items() if name not in {target for target, _ in pairs}}
-    settings = Settings(engine=engine, modules=modules, versions=versions(), coverage=coverage)
-    with open_pool(settings) as pool:
-        outcomes = list(run_cases(pool, iter(pairs), settings))
-    _report_outcomes(outcomes, skipped, settings, as_json)
+        for target in prepared.targets:
+            if not patterns and target.operation is not case.operation:
+                continue
+            reason = unsupported(target, case)
+            if reason is None:
+                pairs.append((target, case))
+            else:
+                skipped[target.name] = reason
+    ran = {target.name for target, _ in pairs}
+    _judge(prepared, pairs, {name: reason for name, reason in skipped.items() if name not in ran}, as_json)
 
 
 def replay_findings(path: Path, engine: Engine, modules: tuple[str, ...], as_json: bool) -> None:
     """Run the case of one finding, or of every finding in a folder, on its target."""
     pairs = [_read_finding(file) for file in _finding_files(path)]
-    known = registry.load(modules)
-    able, skipped = runnable(registry.select(known, sorted({target for target, _ in pairs})), engine)
-    names = {d.name for d in able}
-    settings = Settings(engine=engine, modules=modules, versions=versions())
-    with open_pool(settings) as pool:
-        outcomes = list(run_cases(pool, (pair for pair in pairs if pair[0] in names), settings))
-    _report_outcomes(outcomes, skipped, settings, as_json)
+    prepared = prepare(sorted({target for target, _ in pairs}), engine=engine, modules=modules, jobs=1)
+    known = {d.name: d for d in prepared.targets}
+    _judge(prepared, [(known[name], case) for name, case in pairs if name in known], prepared.skipped, as_json)
+
+
+def _judge(
+    prepared: Prepared, pairs: Sequence[tuple[Declaration, Case]], skipped: Mapping[str, str], as_json: bool
+) -> None:
+    """Judge (target, case) pairs and report them as a campaign's result, with every check's outcome."""
+    campaign = Campaign([], prepared.settings, None, None)
+    outcomes = []
+    with prepared.pool() as pool:
+        requests = iter([(declaration.name, case) for declaration, case in pairs])
+        for (declaration, _), outcome in zip(pairs, run_cases(pool, requests, prepared.settings), strict=True):
+            outcomes.append(outcome)
+            campaign.count(declaration, outcome)
+    if as_json:
+        data = summaries.to_dict(campaign, skipped, {})
+        for outcome in outcomes:
+            checks = data["targets"][outcome.target].setdefault("checks", [])
+            checks.append([check.to_dict() for check in outcome.result.checks])
+        if prepared.settings.coverage:
+            data["coverage"] = coverage_dict(covered(outcomes))
+        print(json.dumps(data, indent=2))
+    else:
+        for outcome in outcomes:
+            _print_outcome(outcome)
+        for name, reason in skipped.items():
+            print(f"{name}: unsupported: {reason}")
+        if prepared.settings.coverage:
+            print("\n".join(coverage_lines(covered(outcomes))))
+    stop_unless_clean(campaign)
 
 
 def _finding_files(path: Path) -> list[Path]:
@@ -157,30 +213,9 @@ def _read_finding(path: Path) -> tuple[str, Case]:
         raise Stop(Exit.USAGE, f"{path}: {error}") from None
 
 
-def _report_outcomes(
-    outcomes: Sequence[Outcome], skipped: Mapping[str, str], settings: Settings, as_json: bool
-) -> None:
-    found = [f for o in outcomes for f in findings_of(o.target, o.case, o.result, settings)]
-    errors = [o.harness_error for o in outcomes if o.harness_error]
-    judged = [o for o in outcomes if not o.harness_error and o.result.verdict is not Verdict.UNSUPPORTED]
-    if as_json:
-        print(json.dumps(_outcomes_dict(outcomes, skipped, settings, found), indent=2))
-    else:
-        for outcome in outcomes:
-            _print_outcome(outcome)
-        for name, reason in skipped.items():
-            print(f"{name}: unsupported: {reason}")
-        if settings.coverage:
-            print("\n".join(coverage_lines(covered(outcomes))))
-    code = exit_code(found, len(errors), len(judged))
-    if code is not Exit.CLEAN:
-        line = errors[0] if errors else "nothing asked for can run here" if code is Exit.NOTHING else ""
-        raise Stop(code, line)
-
-
 def _print_outcome(outcome: Outcome) -> None:
     result = outcome.result
-    if outcome.harness_error:
+    if outcome.harness is not None:
         print(f"{outcome.target}: the harness failed")
         return
     ratio = "" if result.worst_ratio is None else f", worst error/budget {result.worst_ratio:.3g}"
@@ -189,72 +224,27 @@ def _print_outcome(outcome: Outcome) -> None:
         print(f"    {check.verdict:<8} {check.check:<12} {check.message}".rstrip())
 
 
-def _outcomes_dict(
-    outcomes: Sequence[Outcome], skipped: Mapping[str, str], settings: Settings, found: Sequence[Finding]
-) -> dict[str, Any]:
-    targets: dict[str, Any] = {}
-    for outcome in outcomes:
-        entry = targets.setdefault(
-            outcome.target, {"cases": 0, "elements": 0, "verdicts": {}, "skipped": {}, "findings": [], "time": {}}
-        )
-        result = outcome.result
-        entry["cases"] += 1
-        entry["elements"] += result.elements
-        entry["verdicts"][result.verdict.value] = entry["verdicts"].get(result.verdict.value, 0) + 1
-        if result.reason:
-            entry["skipped"][result.reason] = entry["skipped"].get(result.reason, 0) + 1
-        for phase, seconds in outcome.seconds.items():
-            entry["time"][phase] = entry["time"].get(phase, 0.0) + seconds
-        entry.setdefault("checks", []).extend(check.to_dict() for check in result.checks)
-    for finding in found:
-        targets[finding.target]["findings"].append(finding.to_dict())
-    for name, reason in skipped.items():
-        targets.setdefault(name, {"cases": 0, "verdicts": {}, "skipped": {reason: 1}, "findings": []})
-    return {
-        "schema": summaries.SCHEMA,
-        "seed": None,
-        "engine": settings.engine,
-        "versions": dict(settings.versions),
-        "targets": targets,
-        "harness_errors": [o.harness_error for o in outcomes if o.harness_error],
-        **({"coverage": coverage_dict(covered(outcomes))} if settings.coverage else {}),
-    }
+# ----------------------------------------------------------- fuzz and gpu_diff
 
 
-# ------------------------------------------------------------------------ fuzz
-
-
-def run_fuzz(
-    patterns: Sequence[str],
-    *,
-    cases: int | None,
-    time_s: float | None,
-    seed: int,
-    engine: Engine,
-    jobs: int | None,
-    out: Path,
-    use_ledger: bool,
-    modules: tuple[str, ...],
-    as_json: bool,
-) -> None:
-    """Search, keep the findings in ``out``, print the table. Ends with ``Stop`` unless all is clean."""
-    chosen = registry.select(registry.load(modules), patterns)
-    able, skipped = runnable(chosen, engine)
-    settings = Settings(
-        engine=engine,
-        seed=seed,
-        jobs=jobs or default_jobs(engine),
-        modules=modules,
-        ledger=built_in_ledger() if use_ledger else (),
-        versions=versions(),
-    )
-    campaign = Campaign(able, settings, cases, time_s)
-    with open_pool(settings) as pool, progress(campaign):
+def search(campaign: Campaign, pool: Pool) -> None:
+    """Run a campaign with progress on stderr; Ctrl-C ends it, and what was found stays."""
+    with progress(campaign):
         try:
             campaign.run(pool)
         except KeyboardInterrupt:
             Console(stderr=True).print("interrupted: what was found so far follows")
-    finish(campaign, skipped, out, as_json)
+
+
+def stop_unless_clean(campaign: Campaign) -> None:
+    """End with the exit code that the campaign's result asks for. Known defects are no findings."""
+    if campaign.harness_errors:
+        raise Stop(Exit.HARNESS, campaign.harness_errors[0].message)
+    if any(summary.unknown for summary in campaign.summaries.values()):
+        raise Stop(Exit.FINDINGS)
+    judged = sum(s.cases - s.verdicts[Verdict.UNSUPPORTED] for s in campaign.summaries.values())
+    if not judged:
+        raise Stop(Exit.NOTHING, "nothing asked for can run here")
 
 
 def default_jobs(engine: Engine) -> int:
@@ -298,18 +288,14 @@ def progress(campaign: Campaign) -> Iterator[None]:
 def finish(campaign: Campaign, skipped: Mapping[str, str], out: Path, as_json: bool) -> None:
     """Write the findings, print the result, end with ``Stop`` unless all is clean."""
     found = [f for s in campaign.summaries.values() for f in s.findings]
-    paths = write_findings(found, out)
+    paths = write_findings(found, campaign.harness_errors, out)
     if as_json:
         print(json.dumps(summaries.to_dict(campaign, skipped, paths), indent=2))
     else:
         console = wide_console()
         summaries.print_findings(found, paths, console)
         summaries.print_table(campaign, skipped, console)
-    ran = sum(s.cases - s.verdicts[Verdict.UNSUPPORTED] for s in campaign.summaries.values())
-    code = exit_code(found, len(campaign.harness_errors), ran)
-    if code is not Exit.CLEAN:
-        errors = [o.harness_error for o in campaign.harness_errors]
-        raise Stop(code, errors[0] if errors else "nothing asked for can run here" if code is Exit.NOTHING else "")
+    stop_unless_clean(campaign)
 
 
 def wide_console() -> Console:
@@ -318,18 +304,17 @@ def wide_console() -> Console:
     return console if console.is_terminal else Console(width=160)
 
 
-def write_findings(found: Sequence[Finding], out: Path) -> dict[str, str]:
-    """One file for each distinct finding, ``finding-ID.json``. Returns the path by id.
+def write_findings(found: Sequence[Finding], errors: Sequence[HarnessError], out: Path) -> dict[str, str]:
+    """One file for each distinct finding, ``finding-ID.json``, and for each failure of our own code.
 
-    Raises ``Stop`` where the folder cannot be written.
+    Returns the path by id. Raises ``Stop`` where the folder cannot be written.
     """
-    paths = {}
+    files = {f"finding-{f.id}.json": f.to_dict() for f in summaries.distinct(found)}
+    files |= {f"harness-{i}.json": error.to_dict() for i, error in enumerate(errors)}
     try:
-        for finding in summaries.distinct(found):
+        for name, data in files.items():
             out.mkdir(parents=True, exist_ok=True)
-            path = out / f"finding-{finding.id}.json"
-            path.write_text(json.dumps(finding.to_dict(), indent=2) + "\n", encoding="utf-8")
-            paths[finding.id] = str(path)
+            (out / name).write_text(json.dumps(data, indent=2) + "\n", encoding="utf-8")
     except OSError as error:
         raise Stop(Exit.USAGE, f"--out {out}: cannot be written: {error.strerror}") from None
-    return paths
+    return {f.id: str(out / f"finding-{f.id}.json") for f in summaries.distinct(found)}

@@ -19,7 +19,7 @@ from oracle.kinds import Engine
 
 SCHEMA = 1
 SGLANG = "sglang==0.5.15"
-DEPENDENCIES = ("numpy", "scipy", "hypothesis", "typer", "rich", "pytest")
+DEPENDENCIES = ("numpy", "scipy", "hypothesis", "packaging", "typer", "rich", "pytest")
 FOR_DEVELOPERS = ("mpmath", "nox", "ruff", "mypy")
 NEVER_EXECUTED = "never executed by us"
 

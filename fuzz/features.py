@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from fuzz.case import MAX_TOKENS, Case
+from oracle.kinds import Operation
 
 Feature = tuple[str, str]
 
@@ -33,7 +34,23 @@ LENGTHS: dict[str, Callable[[Case], int | None]] = {
 
 
 def labels(case: Case) -> set[Feature]:
-    """Every (feature, label) of ``case``. A feature can show several labels: one a request."""
+    """Every (feature, label) of ``case``. Lengths and queries show the labels of every request."""
+    return shared_labels(case).union(*request_labels(case))
+
+
+def request_labels(case: Case) -> list[set[Feature]]:
+    """The labels of each request: its length's boundary classes, and its queries."""
+    found = []
+    for request, length in enumerate(case.context_lens):
+        own = {("length", name) for name, boundary in LENGTHS.items() if boundary(case) == length}
+        if case.query_lens:
+            own.add(("query", _query_label(case, case.query_lens[request], length)))
+        found.append(own)
+    return found
+
+
+def shared_labels(case: Case) -> set[Feature]:
+    """The labels that belong to the case as a whole."""
     requests = len(case.context_lens)
     found = {
         ("requests", "none" if requests == 0 else "one" if requests == 1 else "many"),
@@ -48,6 +65,11 @@ def labels(case: Case) -> set[Feature]:
         ("strided", "yes" if case.strided else "no"),
         ("placement", case.placement.value),
         ("pool", case.pool.value),
+        ("k_descale", case.k_descale.value),
+        ("v_descale", case.v_descale.value),
+        ("parts", str(case.parts)),
+        ("states", case.states.value),
+        ("earlier_calls", str(case.earlier_calls)),
         ("skip", case.skip.value),
         ("slot_map", case.slot_map.value),
         ("probe", case.probe.value),
@@ -57,22 +79,21 @@ def labels(case: Case) -> set[Feature]:
         ("soft_cap", "off" if case.soft_cap is None else "on"),
         ("scale", "default" if case.scale is None else "small" if abs(case.scale) < 0.1 else "large"),
     }
-    for length in case.context_lens:
-        found |= {("length", name) for name, boundary in LENGTHS.items() if boundary(case) == length}
-    for queries, length in zip(case.query_lens, case.context_lens, strict=False):
-        found.add(("query", _query_label(queries, length)))
-    return found
+    ranks = {"first": 0, "middle": case.parts // 2, "last": case.parts - 1}
+    return found | {("rank", name) for name, rank in ranks.items() if rank == case.rank}
 
 
 def _window_label(case: Case) -> str:
     if case.window is None:
         return "off"
-    return {1: "one", case.page_size: "page", MAX_TOKENS: "beyond"}.get(case.window, "inside")
+    if case.window == 1:
+        return "one"
+    return {case.page_size: "page", MAX_TOKENS: "beyond"}.get(case.window, "inside")
 
 
-def _query_label(queries: int, length: int) -> str:
+def _query_label(case: Case, queries: int, length: int) -> str:
     if length == 0 and queries:
         return "empty"
-    if queries == length:
+    if queries == length and case.operation is not Operation.PAGED_DECODE:
         return "full"
     return "one" if queries == 1 else "some"

@@ -13,7 +13,7 @@ from itertools import combinations
 from typing import TypeVar
 
 from fuzz.case import Case
-from fuzz.features import Feature
+from fuzz.features import Feature, request_labels, shared_labels
 from fuzz.space import Pair, Space
 from oracle import philox
 
@@ -23,7 +23,7 @@ CANDIDATES = 6
 """Draws tried for one case while pairs are missing: the most new pairs win."""
 
 ATTEMPTS = 8
-"""Times that one pair is pinned before it is given up and reported as a hole."""
+"""Times that one pair is pinned before it is given up; coverage then shows it as a hole."""
 
 _BATCH = 128
 """Integers drawn from the counter generator at a time."""
@@ -66,8 +66,6 @@ class Plan:
     def __init__(self, space: Space, seed: int, round_: int = 0) -> None:
         self.space = space
         self.missing: dict[Pair, None] = dict.fromkeys(space.pairs())
-        self.total = len(self.missing)
-        self.holes: list[Pair] = []
         self._attempts: dict[Pair, int] = {}
         identity = f"{seed}/{round_}/{space.declaration.name}".encode()
         self._key = int.from_bytes(blake2b(identity, digest_size=8).digest(), "little")
@@ -90,7 +88,6 @@ class Plan:
         drawn = [self.space.draw(CounterChooser(self._key, stream + i, pins)) for i in range(CANDIDATES)]
         best = max(drawn, key=lambda case: sum(p in self.missing for p in pairs_of(self.space, case)))
         if pair not in pairs_of(self.space, best) and self._attempts[pair] >= ATTEMPTS:
-            self.holes.append(pair)
             del self.missing[pair]
         return best
 
@@ -100,9 +97,16 @@ class Plan:
 
 
 def pairs_of(space: Space, case: Case) -> set[Pair]:
-    """Feature pairs that ``case`` shows. Two labels of one feature (two lengths) make no pair."""
-    shown: list[Feature] = sorted(space.features(case))
-    return {frozenset((a, b)) for a, b in combinations(shown, 2) if a[0] != b[0]}
+    """Declared feature pairs that ``case`` shows.
+
+    A length and a query make a pair only where one request has both. Two labels of one feature make none.
+    """
+    shared = space.declared(shared_labels(case))
+    found: set[Pair] = set()
+    for own in request_labels(case) or [set()]:
+        shown: list[Feature] = sorted(shared | space.declared(own))
+        found |= {frozenset((a, b)) for a, b in combinations(shown, 2) if a[0] != b[0]}
+    return found
 
 
 class Coverage:

@@ -28,6 +28,11 @@ class Stream(IntEnum):
     K = 4
     V = 5
     SINKS = 6
+    HOLES = 7
+    K_DESCALE = 8
+    V_DESCALE = 9
+    EARLIER = 16
+    """and the following, one for each earlier call"""
 
 
 SINK_OFFSET = {Sink.NORMAL: 0.0, Sink.DOMINANT: 60.0, Sink.NEGLIGIBLE: -60.0}

@@ -11,6 +11,8 @@ from importlib.metadata import entry_points
 from pathlib import Path
 from types import ModuleType
 
+from fuzz import engine as engines
+from oracle.convention import CausalAlignment, Granularity, SinkUnits
 from oracle.declare import Declaration, declaration_of
 from oracle.kinds import Engine
 
@@ -84,4 +86,20 @@ def why_not(declaration: Declaration, engine: Engine) -> str | None:
     """Why a target cannot run on ``engine`` here, or None."""
     if engine not in declaration.engines:
         return f"runs on {', '.join(declaration.engines)} only"
-    return declaration.unavailable(engine)
+    return engines.unavailable(engine) or _not_handled(declaration) or declaration.unavailable(engine)
+
+
+def _not_handled(declaration: Declaration) -> str | None:
+    """What a declaration says that nothing of ours acts on yet: judging it all the same would be wrong."""
+    convention = declaration.convention
+    if convention.causal_alignment is not CausalAlignment.BOTTOM_RIGHT:
+        return f"causal_alignment {convention.causal_alignment} is not handled yet"
+    if convention.sink is SinkUnits.SCALED:
+        return "sink units scaled are not handled yet"
+    if convention.sink_dtype != "fp32":
+        return f"sink_dtype {convention.sink_dtype} is not handled yet"
+    handled = (Granularity.NONE, Granularity.TENSOR, Granularity.HEAD)
+    descales = convention.descales
+    if descales.q is not Granularity.NONE or descales.k not in handled or descales.v not in handled:
+        return "descales of q, or finer than a head, are not handled yet"
+    return None

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from itertools import combinations
 from typing import Protocol, TypeVar
 
-from fuzz.case import MAX_TOKENS, Case, Placement, Pool, Probe, Sink, Skip, SlotMap
+from fuzz.case import MAX_TOKENS, Case, Placement, Pool, Prefix, Probe, Sink, Skip, SlotMap, States
 from fuzz.features import LENGTHS, PARTITION, Feature, labels
 from oracle.convention import Granularity, SinkUnits, WindowMeaning
 from oracle.declare import Declaration
@@ -38,52 +38,94 @@ class Chooser(Protocol):
         ...
 
 
-def _sorted_words(values: Sequence[object]) -> tuple[str, ...]:
+def _words(values: Sequence[object]) -> tuple[str, ...]:
     return tuple(str(value) for value in values)
+
+
+def _granularities(finest: Granularity) -> tuple[str, ...]:
+    coarser = (Granularity.NONE, Granularity.TENSOR, Granularity.HEAD)
+    return coarser[: coarser.index(finest) + 1]
 
 
 @dataclass(frozen=True)
 class Space:
     """The cases that a declaration claims to support, as data and as one drawing function.
 
-    ``budget`` is the number of tokens that the contexts of a case have together; ``huge`` adds pools of
+    ``most_tokens`` is what the contexts of a case have together; ``huge`` adds pools of
     more than 2**31 elements.
     """
 
     declaration: Declaration
-    budget: int = 600
+    most_tokens: int = 600
     huge: bool = False
     dimensions: dict[str, tuple[str, ...]] = field(init=False)
     """Every feature that can be drawn, with its labels, simplest first."""
 
     def __post_init__(self) -> None:
-        copy = self.declaration.operation in (Operation.KV_WRITE, Operation.KV_GATHER)
-        dimensions = self._common() | (self._copy() if copy else self._attention())
-        object.__setattr__(self, "dimensions", {k: v for k, v in dimensions.items() if v})
+        operation = self.declaration.operation
+        if operation in (Operation.KV_WRITE, Operation.KV_GATHER):
+            own = self._copy() | self._pool()
+        elif operation is Operation.LSE_MERGE:
+            own = self._merge()
+        elif operation is Operation.INDEX_BUILD:
+            own = self._indices() | self._pool()
+        else:
+            in_pool = operation is Operation.PAGED_DECODE or self.declaration.convention.prefix_in_pool
+            own = self._attention() | (self._pool() if in_pool else {})
+        dimensions = self._common() | own
+        object.__setattr__(self, "dimensions", {name: labels for name, labels in dimensions.items() if labels})
 
     def _common(self) -> dict[str, tuple[str, ...]]:
         supports, convention = self.declaration.supports, self.declaration.convention
         features = supports.features
+        lengths = [n for n in LENGTHS if not n.startswith("window") or "window" in features]
+        if self.declaration.operation is Operation.PAGED_DECODE and "empty" not in features:
+            lengths.remove("zero")
         return {
             "requests": ("one", "many", "none"),
-            "length": tuple(n for n in LENGTHS if not n.startswith("window") or "window" in features),
-            "kv_heads": _sorted_words(supports.num_kv_heads),
-            "head_dim": _sorted_words(supports.head_dims),
-            "v_head_dim": ("same", *_sorted_words(supports.v_head_dims)),
+            "length": tuple(lengths),
+            "kv_heads": _words(supports.num_kv_heads),
+            "head_dim": _words(supports.head_dims),
+            "v_head_dim": ("same", *_words(supports.v_head_dims)),
             "index_dtype": convention.index_dtypes,
             "strided": ("no", "yes") if "strided" in features else ("no",),
+        }
+
+    def _pool(self) -> dict[str, tuple[str, ...]]:
+        return {
+            "page_size": _words(self.declaration.supports.page_sizes),
+            "placement": tuple(Placement),
+            "pool": (Pool.TIGHT, Pool.SPARE, *((Pool.HUGE,) if self.huge else ())),
         }
 
     def _copy(self) -> dict[str, tuple[str, ...]]:
         features = self.declaration.supports.features
         return {
             "kv_dtype": self.declaration.supports.dtypes,
-            "page_size": _sorted_words(self.declaration.supports.page_sizes),
-            "placement": tuple(Placement),
-            "pool": (Pool.TIGHT, Pool.SPARE, *((Pool.HUGE,) if self.huge else ())),
             "skip": tuple(Skip) if "skip" in features else (Skip.NONE,),
             "slot_map": tuple(SlotMap) if "slot_map" in features else (SlotMap.NONE,),
             "probe": (Probe.NORMAL, Probe.BYTES),
+        }
+
+    def _merge(self) -> dict[str, tuple[str, ...]]:
+        supports = self.declaration.supports
+        return {
+            "dtype": supports.dtypes,
+            "kv_dtype": ("same",),
+            "parts": _words(supports.parts),
+            "states": tuple(States) if "empty" in supports.features else (States.FULL,),
+            "earlier_calls": ("0", "1", "3") if "stateful" in supports.features else ("0",),
+            "probe": (Probe.NORMAL,),
+        }
+
+    def _indices(self) -> dict[str, tuple[str, ...]]:
+        return {
+            "dtype": ("bf16",),
+            "kv_dtype": ("same",),
+            "parts": _words(self.declaration.supports.parts),
+            "rank": ("first", "last", "middle"),
+            "query": ("full", "one", "some"),
+            "probe": (Probe.NORMAL,),
         }
 
     def _attention(self) -> dict[str, tuple[str, ...]]:
@@ -95,19 +137,29 @@ class Space:
         return {
             "dtype": supports.dtypes,
             "kv_dtype": ("same", *supports.kv_dtypes),
-            "group": _sorted_words(supports.group_sizes),
-            "query": (
-                *(("full",) if supports.max_query_len is None else ()),
-                *(("one", "some") if "chunked" in features else ()),
-                *(("empty",) if "empty" in features else ()),
-            ),
+            "group": _words(supports.group_sizes),
+            "query": self._queries(),
             "causal": ("yes", "no") if "non_causal" in features else ("yes",),
             "window": windows[:1] if limited else windows,
             "sinks": tuple(Sink) if sinks else (Sink.NONE,),
             "soft_cap": ("off", "on") if convention.soft_cap and "soft_cap" in features else ("off",),
             "scale": ("default", "small", "large") if "custom_scale" in features else ("default",),
+            "k_descale": _granularities(convention.descales.k),
+            "v_descale": _granularities(convention.descales.v),
             "probe": (Probe.NORMAL, Probe.CONSTANT_V),
         }
+
+    def _queries(self) -> tuple[str, ...]:
+        supports = self.declaration.supports
+        decode = self.declaration.operation is Operation.PAGED_DECODE
+        several = supports.max_query_len is None or supports.max_query_len > 1
+        chunked = decode or "chunked" in supports.features
+        return (
+            *(() if decode else ("full",)),
+            *(("one",) if chunked else ()),
+            *(("some",) if chunked and several else ()),
+            *(("empty",) if "empty" in supports.features else ()),
+        )
 
     # ---------------------------------------------------------------- drawing
 
@@ -118,12 +170,14 @@ class Space:
         return self._with_lengths(case, picked, chooser)
 
     def _blank(self, picked: dict[str, str], chooser: Chooser) -> Case:
-        copy = self.declaration.operation in (Operation.KV_WRITE, Operation.KV_GATHER)
-        page_size = int(picked.get("page_size", 16))
-        head_dim = int(picked["head_dim"])
-        dtype = picked["kv_dtype"] if copy else picked["dtype"]
+        declaration, convention = self.declaration, self.declaration.convention
+        page_size, head_dim = int(picked.get("page_size", 16)), int(picked["head_dim"])
+        dtype = picked.get("dtype", picked["kv_dtype"])
+        parts = int(picked.get("parts", 1))
+        ranks = {"first": 0, "middle": parts // 2, "last": parts - 1}
+        prefix = declaration.operation is Operation.VARLEN_EXTEND and convention.prefix_in_pool
         return Case(
-            operation=self.declaration.operation,
+            operation=declaration.operation,
             seed=chooser.integer("seed", 0, (1 << 31) - 1),
             context_lens=(),
             query_lens=(),
@@ -133,8 +187,8 @@ class Space:
             v_head_dim=head_dim if picked["v_head_dim"] == "same" else int(picked["v_head_dim"]),
             dtype=dtype,
             kv_dtype=dtype if picked["kv_dtype"] == "same" else picked["kv_dtype"],
-            kv_layout=self.declaration.convention.kv_layout,
-            v_layout=self.declaration.convention.v_layout,
+            kv_layout=convention.kv_layout,
+            v_layout=convention.v_layout,
             page_size=page_size,
             placement=Placement(picked.get("placement", Placement.ASCENDING)),
             pool=Pool(picked.get("pool", Pool.TIGHT)),
@@ -146,10 +200,17 @@ class Space:
             soft_cap=None if picked.get("soft_cap", "off") == "off" else 5.0,
             scale={"default": None, "small": 0.02, "large": 0.5}[picked.get("scale", "default")],
             q_descale=Granularity.NONE,
-            k_descale=Granularity.NONE,
-            v_descale=Granularity.NONE,
+            k_descale=Granularity(picked.get("k_descale", Granularity.NONE)),
+            v_descale=Granularity(picked.get("v_descale", Granularity.NONE)),
+            index_form=convention.index_form,
+            prefix=Prefix.POOL if prefix else Prefix.INLINE,
             skip=Skip(picked.get("skip", Skip.NONE)),
             slot_map=SlotMap(picked.get("slot_map", SlotMap.NONE)),
+            parts=parts,
+            rank=ranks[picked.get("rank", "first")],
+            states=States(picked.get("states", States.FULL)),
+            index_task=declaration.task,
+            earlier_calls=int(picked.get("earlier_calls", 0)),
             probe=Probe(picked["probe"]),
         )
 
@@ -162,21 +223,32 @@ class Space:
             length = LENGTHS[label](case) if label in LENGTHS else None
             if length is None or length >= MAX_TOKENS - 1:
                 length = chooser.integer("tokens", 1, 2 * PARTITION)
-            if request and sum(contexts) + length > self.budget:
+            if request and sum(contexts) + length > self.most_tokens:
                 length = chooser.integer("rest", 0, 3)
             contexts.append(length)
-        if case.is_copy:
+        if "query" not in picked:
             return replace(case, context_lens=tuple(contexts))
+        most = self.declaration.supports.max_query_len
+        if case.operation is Operation.PAGED_DECODE:
+            # Decode kernels take the same number of queries of every request, whose keys they are too.
+            count = chooser.integer("queries", 2, most or 4) if picked["query"] == "some" else 1
+            contexts = [max(length, count) for length in contexts]
         if picked["query"] == "empty" and contexts:
             contexts[-1] = 0
-        queries = _queries(contexts, picked["query"], chooser)
+        if case.operation is Operation.PAGED_DECODE:
+            queries = (count,) * len(contexts)
+        else:
+            queries = _queries(contexts, picked["query"], most, chooser)
         return replace(case, context_lens=tuple(contexts), query_lens=queries)
 
     # --------------------------------------------------------------- features
 
     def features(self, case: Case) -> frozenset[Feature]:
         """Labels that ``case`` shows, among ``dimensions``."""
-        found = labels(case)
+        return self.declared(labels(case))
+
+    def declared(self, found: set[Feature]) -> frozenset[Feature]:
+        """Those labels that are among ``dimensions``."""
         return frozenset((name, label) for name, label in found if label in self.dimensions.get(name, ()))
 
     def pairs(self) -> list[Pair]:
@@ -195,6 +267,16 @@ class Space:
         names = dict(pair)
         if names.get("requests") == "none" and names.keys() & {"length", "query"}:
             return "a batch without requests has no lengths and no queries"
+        length, query = names.get("length"), names.get("query")
+        if length is not None and query is not None and (query == "empty") != (length == "zero") and query != "full":
+            return "a query without keys is the label empty, and that label has no others"
+        decode = self.declaration.operation is Operation.PAGED_DECODE
+        if length == "one" and (query == "some" or (query == "one" and not decode)):
+            return "a request has more keys than that many queries of its own"
+        if decode and length == "page-1" and names.get("page_size") == "1":
+            return "a request has at least one key"
+        if names.get("window") == "page" and names.get("page_size") == "1":
+            return "a window of one page of one key has the label one"
         if names.get("length", "").startswith("window") and names.get("window") in ("off", "beyond"):
             return "there is no window to be at the edge of"
         return None
@@ -209,7 +291,7 @@ def _window(label: str, page_size: int, chooser: Chooser) -> int | None:
     return {"one": 1, "page": page_size, "beyond": MAX_TOKENS}[label]
 
 
-def _queries(contexts: list[int], label: str, chooser: Chooser) -> tuple[int, ...]:
+def _queries(contexts: list[int], label: str, most: int | None, chooser: Chooser) -> tuple[int, ...]:
     """Query lengths: as ``label`` says where a request's context allows it."""
     found = []
     for length in contexts:
@@ -220,5 +302,5 @@ def _queries(contexts: list[int], label: str, chooser: Chooser) -> tuple[int, ..
         elif label == "one" or length == 2:
             found.append(1)
         else:
-            found.append(chooser.integer("queries", 2, length - 1))
+            found.append(chooser.integer("queries", 2, min(length - 1, most or length)))
     return tuple(found)

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from fuzz.case import Case, Pool
+from fuzz.case import Case, Pool, Prefix
 from fuzz.features import labels
 from fuzz.space import Space
 from oracle.declare import Declaration
-from oracle.kinds import KVLayout
+from oracle.kinds import KVLayout, Operation
 
 
 def unsupported(declaration: Declaration, case: Case) -> str | None:
@@ -18,6 +18,12 @@ def unsupported(declaration: Declaration, case: Case) -> str | None:
         return f"its layout is {convention.kv_layout}, the case's {case.kv_layout}"
     if case.kv_layout is KVLayout.SHUFFLE_5D and case.v_layout is not convention.v_layout:
         return f"its V layout is {convention.v_layout}, the case's {case.v_layout}"
+    if case.is_attention and case.index_form is not convention.index_form:
+        return f"its index form is {convention.index_form}, the case's {case.index_form}"
+    if (case.prefix is Prefix.POOL) != (declaration.operation is Operation.VARLEN_EXTEND and convention.prefix_in_pool):
+        return f"it finds prefixes elsewhere than {case.prefix}"
+    if case.index_task is not declaration.task:
+        return f"its task is {declaration.task}, the case's {case.index_task}"
     dimensions = Space(declaration, huge=case.pool is Pool.HUGE).dimensions
     for name, label in sorted(labels(case)):
         if name in dimensions and name != "length" and label not in dimensions[name]:

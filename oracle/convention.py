@@ -21,7 +21,7 @@ class WindowMeaning(StrEnum):
     LEFT = "left"
     """The argument is the number of keys to the left of the query: W - 1."""
     LEFT_RIGHT = "left_right"
-    """A pair (left, right); right is 0 when causal: (W - 1, 0)."""
+    """A pair (left, right): (W - 1, 0) when causal, else (W - 1, off)."""
     UNSUPPORTED = "unsupported"
 
 
@@ -103,10 +103,10 @@ class Window:
     meaning: WindowMeaning = WindowMeaning.UNSUPPORTED
     off: tuple[int, ...] = ()
 
-    def argument(self, keys: int | None) -> int | tuple[int, int]:
-        """The value to hand to the target so that each query sees ``keys`` keys, itself included.
+    def argument(self, keys: int | None, *, causal: bool = True) -> int | tuple[int, int]:
+        """The value to hand to the target so that each query sees ``keys`` keys, itself included; None: no window.
 
-        ``None`` means no window. Raises ``ValueError`` where the target cannot express it.
+        Without ``causal`` there is no limit to the right. Raises ``ValueError`` where the target cannot express it.
         """
         if self.meaning is WindowMeaning.UNSUPPORTED:
             raise ValueError("window: this target takes none")
@@ -120,7 +120,11 @@ class Window:
         value = keys if self.meaning is WindowMeaning.KEYS else keys - 1
         if value in self.off:
             raise ValueError(f"window: {keys} keys would be passed as {value}, which means off here")
-        return (value, 0) if self.meaning is WindowMeaning.LEFT_RIGHT else value
+        if self.meaning is not WindowMeaning.LEFT_RIGHT:
+            return value
+        if not causal and not self.off:
+            raise ValueError("window: this convention has no value that means no limit to the right")
+        return (value, 0 if causal else self.off[0])
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -145,6 +149,8 @@ class Convention:
     v_layout: VLayout = VLayout.V5D
     index_form: IndexForm = IndexForm.SLOT_LIST
     index_dtypes: tuple[str, ...] = ("int32",)
+    prefix_in_pool: bool = False
+    """varlen_extend reads the keys before a request's queries from the pool, by slot."""
     window: Window = Window()
     causal_alignment: CausalAlignment = CausalAlignment.BOTTOM_RIGHT
     lse_base: LseBase = LseBase.NATURAL

@@ -10,16 +10,8 @@
 A declaration is data attached to the function (attribute ``__attn_oracle__``); the function itself is
 returned unchanged. Needs nothing but the standard library.
 
-Signatures, in the target's own layout and convention (shapes as in ``docs/operations.md``):
-
-=================  =======================================================================================
-paged_decode       (q, k_cache, v_cache, page_table, lengths, *, scale, window, sinks, soft_cap,
-                   k_descale, v_descale) -> out or (out, lse)
-varlen_extend      (q, k, v, q_indptr, kv_indptr, *, causal, scale, window, sinks, soft_cap,
-                   q_descale, k_descale, v_descale) -> out or (out, lse)
-kv_write           (key, value, k_cache, v_cache, slots, *, slot_map) -> None, the caches in place
-kv_gather          (k_cache, v_cache, slots) -> (key, value)
-=================  =======================================================================================
+The parameters are those of ``parameters``: in the target's own layout and convention, tensors by name, the
+options last and by keyword. ``docs/operations.md`` gives shapes.
 """
 
 from __future__ import annotations
@@ -30,24 +22,65 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from oracle.convention import Convention
-from oracle.kinds import Engine, Operation
+from oracle.kinds import Engine, IndexForm, IndexTask, Operation
 from oracle.precision import Precision
 
 ATTRIBUTE = "__attn_oracle__"
 
-PARAMETERS: dict[Operation, tuple[str, ...]] = {
-    Operation.PAGED_DECODE: (
-        *("q", "k_cache", "v_cache", "page_table", "lengths"),
-        *("scale", "window", "sinks", "soft_cap", "k_descale", "v_descale"),
+_OPTIONS = ("scale", "window", "sinks", "soft_cap", "k_descale", "v_descale")
+_BY_TASK: dict[IndexTask, tuple[str, ...]] = {
+    IndexTask.RANK_SLOTS: (
+        *("req_to_token", "req_pool_indices", "local_lens", "indptr", "starts"),
+        *("parts", "rank", "total"),
     ),
-    Operation.VARLEN_EXTEND: (
-        *("q", "k", "v", "q_indptr", "kv_indptr"),
-        *("causal", "scale", "window", "sinks", "soft_cap", "q_descale", "k_descale", "v_descale"),
-    ),
-    Operation.KV_WRITE: ("key", "value", "k_cache", "v_cache", "slots", "slot_map"),
-    Operation.KV_GATHER: ("k_cache", "v_cache", "slots"),
+    IndexTask.GATHERED: ("indptr", "query_lens", "query_starts", "prefix_lens", "prefix_starts", "parts", "total"),
+    IndexTask.LOCAL: ("lens", "kv_starts", "slots", "local_lens", "local_starts", "parts", "rank", "total"),
 }
-"""Parameter names of each operation that can be declared so far."""
+
+
+def parameters(operation: Operation, convention: Convention, task: IndexTask = IndexTask.NONE) -> tuple[str, ...]:
+    """Parameter names of a target's function.
+
+    Attention returns ``out`` or ``(out, lse)``; kv_write stores in place and returns None; kv_gather returns
+    ``(key, value)``; lse_merge ``(out, lse)``; index_build the list. Raises ``DeclarationError`` for an operation
+    that cannot be declared yet.
+    """
+    table = convention.index_form is IndexForm.PAGE_TABLE
+    match operation:
+        case Operation.PAGED_DECODE:
+            return (
+                "q",
+                "k_cache",
+                "v_cache",
+                *(("page_table", "lengths") if table else ("kv_indptr", "slots")),
+                *_OPTIONS,
+            )
+        case Operation.VARLEN_EXTEND if convention.prefix_in_pool:
+            return (
+                "q",
+                "k",
+                "v",
+                "k_cache",
+                "v_cache",
+                "q_indptr",
+                "kv_indptr",
+                "slots",
+                "causal",
+                *_OPTIONS,
+                "q_descale",
+            )
+        case Operation.VARLEN_EXTEND:
+            return "q", "k", "v", "q_indptr", "kv_indptr", "causal", *_OPTIONS, "q_descale"
+        case Operation.KV_WRITE:
+            return "key", "value", "k_cache", "v_cache", "slots", "slot_map"
+        case Operation.KV_GATHER:
+            return "k_cache", "v_cache", "slots"
+        case Operation.LSE_MERGE:
+            return "outs", "lses"
+        case Operation.INDEX_BUILD if task in _BY_TASK:
+            return _BY_TASK[task]
+    raise DeclarationError(f"declare.{operation.value}: cannot be declared yet{' without a task' if task else ''}")
+
 
 _ATTENTION_FEATURES = ("window", "sinks", "soft_cap", "custom_scale", "non_causal", "chunked", "empty", "strided")
 FEATURES: dict[Operation, tuple[str, ...]] = {
@@ -55,12 +88,14 @@ FEATURES: dict[Operation, tuple[str, ...]] = {
     Operation.VARLEN_EXTEND: _ATTENTION_FEATURES,
     Operation.KV_WRITE: ("strided", "skip", "slot_map"),
     Operation.KV_GATHER: (),
+    Operation.LSE_MERGE: ("empty", "stateful"),
+    Operation.INDEX_BUILD: (),
 }
 """What a target of each operation may support beyond the plain call.
 
 window, sinks, soft_cap, custom_scale (other than 1/sqrt(D)), non_causal; chunked: fewer queries than keys;
-empty: a query without any key; strided: rows that are not contiguous; skip: negative slots; slot_map: writes
-through a map to a sub-pool.
+empty: a query, or a state to merge, without any key; strided: rows that are not contiguous; skip: negative
+slots; slot_map: writes through a map to a sub-pool; stateful: something is kept from call to call.
 """
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -93,6 +128,8 @@ class Supports:
     deterministic: bool = True
     archs: tuple[str, ...] = ()
     """empty: any."""
+    parts: tuple[int, ...] = (1,)
+    """numbers of partial states or ranks."""
     compiler: str | None = None
     """distribution whose Triton must compile it; None: the one installed."""
 
@@ -111,6 +148,9 @@ class Declaration:
     engines: tuple[Engine, ...]
     unavailable: Callable[[Engine], str | None] = field(repr=False)
     """returns why the target cannot run on an engine here, or None if it can."""
+    task: IndexTask = IndexTask.NONE
+    reset: Callable[[], None] | None = field(default=None, repr=False)
+    """forgets what the target keeps between calls; called before each case."""
 
     def precision_for(self, dtype: str) -> Precision:
         """The arithmetic allowed for inputs of ``dtype``; the loosest honest one where none is declared."""
@@ -123,13 +163,12 @@ def _available(engine: Engine) -> str | None:
     return None
 
 
-def _check_signature(operation: Operation, function: Callable[..., Any]) -> None:
-    wanted = PARAMETERS[operation]
-    parameters = inspect.signature(function).parameters
-    if any(p.kind is p.VAR_KEYWORD for p in parameters.values()):
+def _check_signature(operation: Operation, wanted: tuple[str, ...], function: Callable[..., Any]) -> None:
+    declared = inspect.signature(function).parameters
+    if any(p.kind is p.VAR_KEYWORD for p in declared.values()):
         return
-    missing = [name for name in wanted if name not in parameters]
-    extra = [name for name, p in parameters.items() if name not in wanted and p.default is inspect.Parameter.empty]
+    missing = [name for name in wanted if name not in declared]
+    extra = [name for name, p in declared.items() if name not in wanted and p.default is inspect.Parameter.empty]
     if missing or extra:
         problem = f"lacks {', '.join(missing)}" if missing else f"has unknown {', '.join(extra)}"
         raise DeclarationError(
@@ -153,6 +192,8 @@ class _Operation:
         supports: Supports | None = None,
         engines: tuple[Engine, ...] = tuple(Engine),
         unavailable: Callable[[Engine], str | None] = _available,
+        task: IndexTask = IndexTask.NONE,
+        reset: Callable[[], None] | None = None,
     ) -> Callable[[F], F]:
         """Attach a declaration to a function.
 
@@ -171,7 +212,7 @@ class _Operation:
             )
 
         def attach(function: F) -> F:
-            _check_signature(self.operation, function)
+            _check_signature(self.operation, parameters(self.operation, convention, task), function)
             declaration = Declaration(
                 name=name,
                 operation=self.operation,
@@ -181,6 +222,8 @@ class _Operation:
                 supports=supported,
                 engines=engines,
                 unavailable=unavailable,
+                task=task,
+                reset=reset,
             )
             setattr(function, ATTRIBUTE, declaration)
             return function
@@ -192,6 +235,8 @@ paged_decode = _Operation(Operation.PAGED_DECODE)
 varlen_extend = _Operation(Operation.VARLEN_EXTEND)
 kv_write = _Operation(Operation.KV_WRITE)
 kv_gather = _Operation(Operation.KV_GATHER)
+lse_merge = _Operation(Operation.LSE_MERGE)
+index_build = _Operation(Operation.INDEX_BUILD)
 
 
 def declaration_of(function: object) -> Declaration | None:

@@ -52,6 +52,18 @@ class Operation(StrEnum):
     BACKEND = "backend"
 
 
+class IndexTask(StrEnum):
+    """What an ``index_build`` target computes, for decode context parallel."""
+
+    NONE = "none"
+    RANK_SLOTS = "rank_slots"
+    """the physical rows of the positions that one rank owns, from the table of widened slots"""
+    GATHERED = "gathered"
+    """where prefix and new tokens of each request lie in a buffer gathered from all ranks"""
+    LOCAL = "local"
+    """one rank's share of a flat list of widened slots"""
+
+
 class Engine(StrEnum):
     """Where a kernel executes. One process runs one engine."""
 

@@ -27,7 +27,7 @@ def overhead(engine: Engine) -> Figure:
         campaign.run(pool)
         wall = time.perf_counter() - start
     if campaign.harness_errors:
-        raise NotMeasured(f"the campaign failed: {campaign.harness_errors[0].harness_error}")
+        raise NotMeasured(f"the campaign failed: {campaign.harness_errors[0].message}")
     spent = {phase: sum(s.seconds[phase] for s in campaign.summaries.values()) for phase in PHASES}
     share = 1 - (spent["kernel"] + spent["oracle"]) / wall
     parts = ", ".join(f"{phase} {seconds:.3g} s" for phase, seconds in spent.items())

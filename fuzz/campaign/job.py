@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+import traceback
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
 import torch
 
+import fuzz
+import oracle
 from fuzz import engine as engines
 from fuzz import registry
+from fuzz.call import ResultError, Unsupported
 from fuzz.case import case_from_dict
+from fuzz.check import scratch
 from fuzz.check.result import CaseResult, Check, CheckResult
 from fuzz.check.run import check_case
+from fuzz.engine.emulator import KernelError
 from oracle.declare import Declaration
 from oracle.kinds import Engine
 from oracle.verdict import Verdict
@@ -30,7 +37,8 @@ def run(request: dict[str, Any], progress: Callable[[str], None]) -> dict[str, A
     """Judge ``request["case"]`` on ``request["target"]``; returns ``CaseResult.to_dict()``, with coverage if
     ``request["coverage"]`` is given and true.
 
-    Whatever a target raises in its own call is the finding CRASH; what our code raises passes through.
+    Whatever a target raises in its own call is the finding CRASH; what our code raises passes through, also
+    where a target called it.
     """
     progress("generate")
     phase = "generate"
@@ -42,15 +50,31 @@ def run(request: dict[str, Any], progress: Callable[[str], None]) -> dict[str, A
 
     declaration, case = _targets[request["target"]], case_from_dict(request["case"])
     try:
-        result = check_case(declaration, case, engines.current(), note, request.get("coverage", False))
-    except Exception as error:
-        if phase != "kernel":
+        result = check_case(declaration, case, engines.current(), note, request["coverage"])
+    except (Exception, SystemExit) as error:
+        if phase != "kernel" or _ours(error):
             raise
         return _raised(error)
     return result.to_dict()
 
 
-def _raised(error: Exception) -> dict[str, Any]:
+_OUR_FOLDERS = tuple(Path(str(package.__file__)).parent for package in (fuzz, oracle))
+
+
+def _ours(error: BaseException) -> bool:
+    """Whether ``error`` was raised in our code rather than in the target's.
+
+    The innermost Python frame tells. What the emulator says of a kernel is about the kernel, and allocations only
+    pass through us.
+    """
+    if isinstance(error, KernelError | Unsupported | ResultError):
+        return False
+    frames = traceback.extract_tb(error.__traceback__)
+    innermost = Path(frames[-1].filename)
+    return innermost != Path(scratch.__file__) and any(folder in innermost.parents for folder in _OUR_FOLDERS)
+
+
+def _raised(error: BaseException) -> dict[str, Any]:
     unsupported = engines.unsupported_reason(error)
     if unsupported is not None:
         return CaseResult(checks=(), reason=unsupported).to_dict()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -12,7 +11,7 @@ from itertools import islice
 from fuzz.campaign.finding import Finding, findings_of
 from fuzz.campaign.pool import Pool
 from fuzz.campaign.reply import Reply, Status
-from fuzz.campaign.worker import Job, Limits
+from fuzz.campaign.worker import Job, Limits, Worker, fair_memory_bytes
 from fuzz.case import Case
 from fuzz.check.result import CaseResult, Check, CheckResult
 from fuzz.ledger import Defect, Versions
@@ -25,10 +24,6 @@ from oracle.verdict import Verdict
 PHASES = ("generate", "kernel", "oracle", "checks")
 CASE_TIMEOUT_S = 120.0
 """One case runs a kernel three or four times; a cold compilation takes seconds. Beyond this it hangs."""
-
-MEMORY_SHARE = 0.4
-"""Share of the machine's memory that one worker may hold resident."""
-
 
 MOST_HARNESS_ERRORS = 10
 """After so many failures of our own code a campaign stops: the rest would say nothing new."""
@@ -96,33 +91,61 @@ class Settings:
         """Ledger entries that say something about this engine and these versions."""
         return tuple(d for d in self.ledger if d.applies(self.engine, self.versions))
 
+    def explains(self, outcome: Outcome) -> bool:
+        """Whether the ledger knows every failure of an outcome."""
+        return all(
+            any(d.matches(outcome.target, f.check, None, outcome.case) for d in self.defects)
+            for f in outcome.result.failures
+        )
 
-def open_pool(settings: Settings) -> Pool:
-    """Workers for these settings; use as a context manager."""
-    job = Job(
+
+def job_of(settings: Settings) -> Job:
+    """What each worker runs."""
+    return Job(
         "fuzz.campaign.job:run",
         "fuzz.campaign.job:setup",
         {"engine": settings.engine.value, "modules": list(settings.modules), "threads": 1},
     )
-    return Pool(job, settings.jobs, limits=Limits(memory_bytes=_memory_limit()))
 
 
-def _memory_limit() -> int:
-    return int(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") * MEMORY_SHARE)
+def open_pool(settings: Settings) -> Pool:
+    """Workers for these settings; use as a context manager."""
+    return Pool(job_of(settings), settings.jobs, limits=Limits(memory_bytes=fair_memory_bytes(settings.jobs)))
+
+
+@dataclass(frozen=True)
+class HarnessError:
+    """A failure of our own code on a case: one line, and the traceback for whoever mends it."""
+
+    target: str
+    case: Case
+    message: str
+    traceback: str
+
+    def to_dict(self) -> dict[str, object]:
+        """Plain data."""
+        return {
+            "target": self.target,
+            "message": self.message,
+            "traceback": self.traceback,
+            "case": self.case.to_dict(),
+        }
 
 
 @dataclass(frozen=True)
 class Outcome:
     """One case, judged. ``result`` holds CRASH and HANG as checks too.
 
-    ``harness_error`` is one line where our own code failed and not the target; then nothing was judged.
+    ``harness`` says where our own code failed and not the target; then nothing was judged. ``fresh`` is False
+    where the worker had run other cases before: what they corrupted may be to blame for a crash.
     """
 
     target: str
     case: Case
     result: CaseResult
     seconds: Mapping[str, float]
-    harness_error: str = ""
+    harness: HarnessError | None = None
+    fresh: bool = True
 
 
 def outcome_of(target: str, case: Case, reply: Reply) -> Outcome:
@@ -131,28 +154,51 @@ def outcome_of(target: str, case: Case, reply: Reply) -> Outcome:
         return Outcome(target, case, CaseResult.from_dict(reply.value), reply.seconds)
     if reply.harness or reply.status is Status.EXCEPTION:
         what = f"{reply.raised.type}: {reply.raised.message}" if reply.raised else reply.detail
-        message = f"{target}, phase {reply.phase}: {what}"
-        return Outcome(target, case, CaseResult(checks=(), reason="harness"), reply.seconds, message)
+        error = HarnessError(
+            target,
+            case,
+            f"{target}, phase {reply.phase}: {what}",
+            reply.raised.traceback if reply.raised else reply.output,
+        )
+        return Outcome(target, case, CaseResult(checks=(), reason="harness"), reply.seconds, error)
     hung = reply.status is Status.HANG
     evidence = {"phase": reply.phase, "signal": reply.signal_name, "output": reply.output[-2000:]}
     check = CheckResult(
         Check.HANG if hung else Check.CRASH, Verdict.HANG if hung else Verdict.CRASH, reply.detail, evidence
     )
-    return Outcome(target, case, CaseResult(checks=(check,)), reply.seconds)
+    return Outcome(target, case, CaseResult(checks=(check,)), reply.seconds, fresh=reply.fresh)
 
 
 def run_cases(pool: Pool, requests: Iterator[tuple[str, Case]], settings: Settings) -> Iterator[Outcome]:
-    """Judge (target, case) pairs in order."""
+    """Judge (target, case) pairs in order.
+
+    A crash of a worker that had run other cases is repeated in a fresh one, unless the ledger explains it: what
+    counts is what the case does by itself.
+    """
     asked: list[tuple[str, Case]] = []
 
     def ask() -> Iterator[dict[str, object]]:
         for target, case in requests:
             asked.append((target, case))
-            yield {"target": target, "case": case.to_dict(), "coverage": settings.coverage}
+            yield _request(target, case, settings)
 
     for index, reply in pool.map(ask(), settings.timeout_s):
-        target, case = asked[index]
-        yield outcome_of(target, case, reply)
+        outcome = outcome_of(*asked[index], reply)
+        asked[index] = ("", outcome.case)
+        yield outcome if outcome.fresh or settings.explains(outcome) else _alone(outcome, settings)
+
+
+def _request(target: str, case: Case, settings: Settings) -> dict[str, object]:
+    return {"target": target, "case": case.to_dict(), "coverage": settings.coverage}
+
+
+def _alone(outcome: Outcome, settings: Settings) -> Outcome:
+    worker = Worker(job_of(settings), limits=Limits(memory_bytes=fair_memory_bytes(1)))
+    try:
+        reply = worker.run(_request(outcome.target, outcome.case, settings), settings.timeout_s)
+    finally:
+        worker.close()
+    return outcome_of(outcome.target, outcome.case, reply)
 
 
 @dataclass
@@ -168,31 +214,37 @@ class Campaign:
     settings: Settings
     cases: int | None
     time_s: float | None
-    budget: int = 600
+    most_tokens: int = 600
     huge: bool = False
     on_outcome: Callable[[Outcome, list[Finding]], None] = lambda outcome, found: None
     summaries: dict[str, TargetSummary] = field(init=False)
-    harness_errors: list[Outcome] = field(default_factory=list)
+    harness_errors: list[HarnessError] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self._plans = {t.name: self._plan(t) for t in self.targets}
         self.summaries = {t.name: TargetSummary(t, Coverage(self._plans[t.name].space)) for t in self.targets}
 
     def _plan(self, target: Declaration) -> Plan:
-        return Plan(Space(target, self.budget, self.huge), self.settings.seed)
+        return Plan(Space(target, self.most_tokens, self.huge), self.settings.seed)
 
     def run(self, pool: Pool) -> None:
         """Run to the end of the budget. Ctrl-C passes through, and what was counted stays."""
+        declarations = {t.name: t for t in self.targets}
         for outcome in run_cases(pool, self._requests(), self.settings):
-            if outcome.harness_error:
-                self.harness_errors.append(outcome)
-                if len(self.harness_errors) == MOST_HARNESS_ERRORS:
-                    return
-                continue
-            summary = self.summaries[outcome.target]
-            found = findings_of(outcome.target, outcome.case, outcome.result, self.settings)
-            summary.add(outcome.case, outcome.result, outcome.seconds, found)
+            found = self.count(declarations[outcome.target], outcome)
             self.on_outcome(outcome, found)
+            if len(self.harness_errors) == MOST_HARNESS_ERRORS:
+                return
+
+    def count(self, target: Declaration, outcome: Outcome) -> list[Finding]:
+        """Add one outcome to its target's summary. Returns its findings."""
+        summary = self.summaries.setdefault(target.name, TargetSummary(target, Coverage(Space(target))))
+        if outcome.harness is not None:
+            self.harness_errors.append(outcome.harness)
+            return []
+        found = findings_of(outcome.target, outcome.case, outcome.result, self.settings)
+        summary.add(outcome.case, outcome.result, outcome.seconds, found)
+        return found
 
     def _requests(self) -> Iterator[tuple[str, Case]]:
         deadline = None if self.time_s is None else time.monotonic() + self.time_s

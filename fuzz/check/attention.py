@@ -9,11 +9,15 @@ from torch import Tensor
 from fuzz.buffers import DTYPES
 from fuzz.check.execute import Execution
 from fuzz.check.result import CaseResult, Check, CheckResult
-from oracle.attention import lse_with_sink, solve
+from oracle.attention import Solution, lse_with_sink, solve
 from oracle.budget.judge import Tally, judge
-from oracle.budget.worst_case import worst_case
-from oracle.convention import EmptyLse, EmptyOut, LseLayout
+from oracle.budget.merge import merge_bounds
+from oracle.budget.worst_case import Bounds, worst_case
+from oracle.convention import Convention, EmptyLse, EmptyOut, LseLayout
 from oracle.declare import Declaration
+from oracle.kinds import LseBase
+from oracle.merge import merge_states
+from oracle.precision import Precision
 from oracle.verdict import Verdict
 
 NAMES = {dtype: name for name, dtype in DTYPES.items()}
@@ -35,6 +39,22 @@ def attention_values(declaration: Declaration, run: Execution) -> CaseResult:
     if convention.lse_includes_sink and problem.sinks is not None:
         solution = type(solution)(solution.out, lse_with_sink(solution.lse, problem.sinks))
     bounds = worst_case(problem, precision, input_dtype=case.dtype, lse_includes_sink=convention.lse_includes_sink)
+    return _judged(run, solution, bounds, convention, precision, convention.lse_base)
+
+
+def merge_values(declaration: Declaration, run: Execution) -> CaseResult:
+    """Merge the states in float64, bound the target's rounding errors, and judge each element of out and lse."""
+    convention, precision = declaration.convention, declaration.precision_for(run.instance.case.dtype)
+    outs, lses = (run.instance.buffers[name].view.double() for name in ("outs", "lses"))
+    out, lse = merge_states(outs, lses, convention.lse_base)
+    bounds = merge_bounds(outs, lses, out, lse, precision, convention.lse_base)
+    # Numbers stay in the target's base throughout: nothing is converted when they are judged.
+    return _judged(run, Solution(out, lse), bounds, convention, precision, LseBase.NATURAL)
+
+
+def _judged(
+    run: Execution, solution: Solution, bounds: Bounds, convention: Convention, precision: Precision, base: LseBase
+) -> CaseResult:
     out, lse = run.outputs["out"], run.outputs.get("lse")
     if lse is not None and convention.lse_layout is LseLayout.HEAD_TOKEN:
         lse = lse.transpose(0, 1)
@@ -47,10 +67,11 @@ def attention_values(declaration: Declaration, run: Execution) -> CaseResult:
         precision=precision,
         expected_empty_out=0.0 if convention.empty_out is EmptyOut.ZERO else None,
         expected_empty_lse=EMPTY_LSE[convention.empty_lse],
-        lse_base=convention.lse_base,
+        lse_base=base,
     )
-    checks = [_result(Check.VALUES, judgement.out, out)]
-    if judgement.lse is not None and lse is not None:
+    # A tally without elements (an empty batch) has nothing to say and is left out.
+    checks = [_result(Check.VALUES, judgement.out, out)] if judgement.out.elements else []
+    if judgement.lse is not None and lse is not None and judgement.lse.elements:
         checks.append(_result(Check.LSE, judgement.lse, lse))
     tallies = [t for t in (judgement.out, judgement.lse) if t is not None]
     ratios = [t.worst.ratio for t in tallies if t.worst is not None and math.isfinite(t.worst.ratio)]
@@ -63,9 +84,6 @@ def attention_values(declaration: Declaration, run: Execution) -> CaseResult:
 
 
 def _result(check: Check, tally: Tally, actual: Tensor) -> CheckResult:
-    if not tally.elements:
-        # An empty batch, or nothing but rows whose value the convention leaves open: nothing to say.
-        return CheckResult(check, Verdict.PASS, "no elements to judge")
     if tally.worst is None or tally.verdict is Verdict.PASS:
         return CheckResult(check, tally.verdict)
     worst = tally.worst

@@ -6,7 +6,8 @@ from torch import Tensor
 
 from fuzz.check.execute import Execution
 from fuzz.check.result import Check, CheckResult
-from fuzz.instance import build, write_expected
+from fuzz.instance import build
+from fuzz.instance.copies import write_expected
 from oracle.bits import bits
 from oracle.kinds import Role
 from oracle.verdict import Verdict
@@ -22,6 +23,24 @@ def gather_values(run: Execution) -> tuple[CheckResult, int]:
         if bool(wrong.any()):
             return _mismatch(name, wrong, expected, got), elements
     return CheckResult(Check.VALUES, Verdict.PASS), elements
+
+
+def index_values(run: Execution) -> tuple[CheckResult, int]:
+    """The list is the expected one, number for number. Also its length."""
+    expected = run.instance.indices
+    if expected is None:
+        raise TypeError(f"{run.instance.case.operation} returns no indices")
+    got = run.outputs["indices"].cpu().long()
+    wrong = (got != expected).nonzero().flatten()
+    if not len(wrong):
+        return CheckResult(Check.VALUES, Verdict.PASS), len(expected)
+    first = int(wrong[0])
+    message = (
+        f"{len(wrong)} of {len(expected)} indices differ, the first at {first}: "
+        f"expected {int(expected[first])}, got {int(got[first])}"
+    )
+    evidence = {"output": "indices", "count": len(wrong), "first": first}
+    return CheckResult(Check.VALUES, Verdict.FAIL, message, evidence), len(expected)
 
 
 def _mismatch(name: str, wrong: Tensor, expected: Tensor, got: Tensor) -> CheckResult:

@@ -16,6 +16,7 @@ from fuzz.check.result import CheckResult
 from fuzz.check.sanitizer import sanitized, sanitizer_results
 from fuzz.check.scratch import overrun, poisoned_allocations
 from fuzz.instance import Instance, build
+from fuzz.instance.merge import earlier_cases
 from oracle.bits import bits
 from oracle.declare import Declaration
 from oracle.kinds import Engine
@@ -54,6 +55,9 @@ def execute(
     ``progress`` hears of the phases generate, kernel and checks.
     """
     progress("generate")
+    if declaration.reset is not None:
+        declaration.reset()
+    earlier = [build(one, poison, engines.device(engine)) for one in earlier_cases(case)]
     instance = build(case, poison, engines.device(engine))
     before = {name: buffer.image() for name, buffer in instance.buffers.items()}
     engines.synchronize(engine)
@@ -61,6 +65,8 @@ def execute(
     with sanitized(engine, coverage) as log:
         marked = {} if log is None else {"allocated": log.mark_fresh}
         with poisoned_allocations(poison, **marked) as allocated:
+            for one in earlier:
+                call(declaration, one)
             outputs = call(declaration, instance)
             engines.synchronize(engine)
     progress("checks")

@@ -9,8 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fuzz.buffers import GUARD_BYTES, Buffer, Poison, contiguous_strides, pattern
-from oracle.bits import bits
+from fuzz.buffers import Buffer, Poison, empty_buffer, pattern
 
 _NAMES = ("empty", "empty_like", "empty_strided")
 
@@ -34,14 +33,16 @@ def poisoned_allocations(poison: Poison, allocated: Callable[[Tensor, int], None
             plain = original(*args, **kwargs)
             if plain.layout is not torch.strided or plain.dtype.is_complex or plain.dtype is torch.bool:
                 return plain
-            buffer = _guarded(plain, poison, original_empty)
+            strides = plain.stride() if plain.numel() else None
+            buffer = empty_buffer(
+                "allocated", plain.shape, plain.dtype, poison, device=str(plain.device), strides=strides
+            )
             handed.append(buffer)
             allocated(buffer.view, pattern(plain.dtype, poison))
             return buffer.view
 
         return allocate
 
-    original_empty = torch.empty
     saved = {name: getattr(torch, name) for name in _NAMES}
     saved_new = Tensor.new_empty
     try:
@@ -53,17 +54,6 @@ def poisoned_allocations(poison: Poison, allocated: Callable[[Tensor, int], None
         for name, original in saved.items():
             setattr(torch, name, original)
         Tensor.new_empty = saved_new  # type: ignore[method-assign]
-
-
-def _guarded(plain: Tensor, poison: Poison, empty: Callable[..., Tensor]) -> Buffer:
-    guard = GUARD_BYTES // plain.dtype.itemsize
-    strides = plain.stride() if plain.numel() else tuple(contiguous_strides(plain.shape))
-    extent = 1 + sum((n - 1) * s for n, s in zip(plain.shape, strides, strict=True)) if plain.numel() else 0
-    storage = empty(extent + 2 * guard, dtype=plain.dtype, device=plain.device)
-    raw = bits(storage)
-    raw.fill_(pattern(plain.dtype, poison))
-    view = torch.as_strided(storage, plain.shape, strides, guard)
-    return Buffer("allocated", view, raw, ((0, raw.numel()),))
 
 
 def overrun(buffers: list[Buffer], poison: Poison) -> int:

@@ -33,13 +33,14 @@ def unavailable(engine: Engine) -> str | None:
     return None
 
 
-def start(engine: Engine) -> None:
-    """Make ``engine`` the engine of this process.
+def start(engine: Engine, *, compile_only: bool = False) -> None:
+    """Make ``engine`` the engine of this process. With ``compile_only`` kernels are loaded for it and compiled,
+    but nothing executes: no device is needed.
 
     Raises ``EngineError`` if it cannot run here, or if the process already runs another.
     """
     global _current
-    reason = unavailable(engine)
+    reason = None if compile_only else unavailable(engine)
     if reason is not None:
         raise EngineError(reason)
     if _current not in (None, engine):
@@ -65,7 +66,7 @@ def synchronize(engine: Engine) -> None:
         torch.cuda.synchronize()
 
 
-def unsupported_reason(error: Exception) -> str | None:
+def unsupported_reason(error: BaseException) -> str | None:
     """The reason, if ``error`` says that the engine lacks something rather than that the kernel is wrong."""
     if _current is not Engine.EMULATOR:
         return None

@@ -6,14 +6,47 @@ import importlib.util
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import cache, update_wrapper
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
 from pathlib import Path
 from types import ModuleType
 
+from fuzz.engine import emulator
+from fuzz.engine.emulator.facade import H200, Device, torch_with
 from oracle.kinds import Engine
 
 ModuleFactory = Callable[[str], ModuleType]
+
+
+class KernelLoader:
+    """Decorates an adapter's function that loads its kernels for the engine of this process.
+
+    It runs once a process. The compile gate finds it in the adapter's module and calls it in a process of its
+    own, where the installed compiler loads what the emulator has run.
+    """
+
+    def __init__(self, load: Callable[[], ModuleType]) -> None:
+        self._load = cache(load)
+        update_wrapper(self, load)
+
+    def __call__(self) -> ModuleType:
+        """The module that the function returns."""
+        return self._load()
+
+
+_machine: Device | None = None
+
+
+def pretend(device: Device) -> None:
+    """In this process, which has no GPU or does not use it: kernel files find the machine to be ``device``."""
+    global _machine
+    _machine = device
+
+
+def pretended() -> Device | None:
+    """The machine that ``pretend`` named. The emulator is an H200 where nothing else was said."""
+    return _machine
 
 
 class _Given(Loader):
@@ -71,16 +104,30 @@ def load_source(path: Path, name: str, packages: Mapping[str, ModuleFactory], en
     """
     with scoped_imports(packages):
         if engine is Engine.EMULATOR:
-            from fuzz.engine.emulator.loader import load_source as emulate
-
-            return emulate(path, name)
+            # Launchers choose block sizes by what torch.cuda says of the machine.
+            return emulator.load_source(path, name, imports={"torch": torch_with(_machine or H200)})
         spec = importlib.util.spec_from_file_location(name, path)
         if spec is None or spec.loader is None:
             raise ImportError(f"{path} is not a Python file")
         module = importlib.util.module_from_spec(spec)
         sys.modules[name] = module
-        spec.loader.exec_module(module)
+        with _answering_for_the_machine():
+            spec.loader.exec_module(module)
         return module
+
+
+@contextmanager
+def _answering_for_the_machine() -> Iterator[None]:
+    """Within the block an import of torch finds one that answers for the pretended machine, if there is one."""
+    if _machine is None:
+        yield
+        return
+    real = sys.modules["torch"]
+    sys.modules["torch"] = torch_with(_machine)
+    try:
+        yield
+    finally:
+        sys.modules["torch"] = real
 
 
 def missing_compiler(engine: Engine) -> str | None:

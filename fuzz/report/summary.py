@@ -11,7 +11,6 @@ from rich.text import Text
 
 from fuzz.campaign.finding import Finding
 from fuzz.campaign.run import PHASES, Campaign, TargetSummary
-from fuzz.ledger import Defect
 from fuzz.plan import Coverage
 from fuzz.space import Pair
 from oracle.verdict import Verdict
@@ -33,7 +32,7 @@ def to_dict(campaign: Campaign, skipped: Mapping[str, str], paths: Mapping[str, 
         "engine": settings.engine,
         "versions": dict(settings.versions),
         "targets": targets,
-        "harness_errors": [outcome.harness_error for outcome in campaign.harness_errors],
+        "harness_errors": [error.to_dict() for error in campaign.harness_errors],
     }
 
 
@@ -87,10 +86,15 @@ def words(pair: Pair) -> str:
 
 
 def distinct(findings: Sequence[Finding]) -> list[Finding]:
-    """One finding for each (target, check, known entry): the one with the smallest case."""
-    groups: dict[tuple[str, str, str | None], Finding] = {}
+    """One finding for each fault that can be told apart: the one with the smallest case.
+
+    Until a diagnosis tells more, what the case's operands are made of stands in for it.
+    """
+    groups: dict[tuple[str | None, ...], Finding] = {}
     for finding in findings:
-        key = (finding.target, finding.check, finding.known)
+        case = finding.case
+        made_of = (case.dtype, case.pool.value, case.index_dtype) if finding.known is None else ()
+        key = (finding.target, finding.check, finding.diagnosis, finding.known, *made_of)
         if key not in groups or finding.size < groups[key].size:
             groups[key] = finding
     return list(groups.values())
@@ -153,9 +157,3 @@ def print_findings(findings: Sequence[Finding], paths: Mapping[str, str], consol
         console.print(Text(f"    {finding.message}"))
         if finding.id in paths:
             console.print(Text(f"    attn-oracle replay {paths[finding.id]}"))
-
-
-def print_defects(defects: Sequence[Defect], console: Console) -> None:
-    """The ledger entries that a run met."""
-    for defect in defects:
-        console.print(Text(f"    {defect.id}: {defect.summary} [{defect.upstream}]"))

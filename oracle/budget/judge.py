@@ -103,8 +103,8 @@ def judge(
     if lse is None:
         return Judgement(tally.verdict, tally, None)
     unit = math.log2(math.e) if lse_base is LseBase.TWO else 1.0
-    # The last factor covers the two roundings of the change of base.
-    radius = bounds.lse * (unit * (1 + 2.0**-50))
+    # The second term covers the roundings of the change of base.
+    radius = bounds.lse * unit + (solution.lse * unit).abs().nan_to_num(posinf=0.0) * 2.0**-51
     rows = _Values("lse", lse.to(where), solution.lse * unit, radius, bounds.lse >= VACUOUS_LSE)
     lse_tally = _tally(rows, format_named(precision.lse_dtype), Rounding.NEAREST_EVEN, empty, expected_empty_lse)
     return Judgement(worst((tally.verdict, lse_tally.verdict)), tally, lse_tally)
@@ -154,8 +154,9 @@ def _tally(values: _Values, fmt: Format, rounding: Rounding, empty: Tensor, expe
 def _passes(actual: Tensor, expected: Tensor, bound: Tensor, rounding: Rounding) -> Tensor:
     """Elementwise, by the rules that the module states."""
     numbers = expected.masked_fill(expected.isnan(), 0.0)
-    low, high = interval(numbers, bound, actual.dtype)
-    if rounding is Rounding.TOWARD_ZERO:
+    if rounding is Rounding.NEAREST_EVEN:
+        low, high = interval(numbers, bound, actual.dtype)
+    else:
         # One step of float64 outward covers the rounding of these ends themselves.
         low, high = (
             _truncate((numbers + side * bound).nextafter(numbers + side * math.inf), actual.dtype) for side in (-1, 1)
@@ -217,7 +218,8 @@ def _least_error(actual: Tensor, expected: Tensor, fmt: Format, rounding: Roundi
     outward = expected.abs() >= actual.abs()
     # Below a power of two the spacing is half of that above.
     magnitude = torch.where(outward, actual.abs(), actual.abs().nextafter(torch.zeros_like(actual)))
-    exponent = torch.frexp(magnitude).exponent - 1
+    # frexp calls the exponent of 0 zero; the spacing there is that of the subnormals.
+    exponent = (torch.frexp(magnitude).exponent - 1).masked_fill(magnitude == 0, -1022)
     spacing = torch.ldexp(torch.full_like(actual, 2 * fmt.unit_roundoff), exponent)
     spacing = spacing.clamp(min=2 * fmt.half_subnormal)
     slack = spacing / 2

@@ -126,10 +126,11 @@ def _logits(rows: Rows, a: Arithmetic) -> tuple[Tensor, Tensor]:
     relative = compound(product, growth, p.scale_error, _DESCALE * UNIT)
     smallest = 2 * a.tiny + (0.0 if a.product is None else a.absolute(a.product))
     unit_of_product = rows.q_factor.abs() * rows.k_factor.abs()
-    error = (size * relative).add_(cast_error.to(size)).add_(unit_of_product * (2 * dim * smallest))
+    error = (size * relative).add_(cast_error.to(size)).add_((1 + unit_of_product) * (2 * dim * smallest))
     error = _round_logit(s, error, 1 + unit_of_product, a)
     largest = min(a.logit.max, FP32.max, FP32.max if a.product is None else a.product.max)
-    error.masked_fill_(size > largest * unit_of_product, math.inf)
+    # Products are formed before scaling, or of scaled queries: either may underflow or overflow.
+    error.masked_fill_(size > largest * unit_of_product.clamp(max=1.0), math.inf)
     if rows.soft_cap is not None:
         s, error = _soft_cap(s, error, rows.soft_cap, p.tanh_error)
         error = _round_logit(s, error, 1 + unit_of_product, a)
@@ -269,7 +270,7 @@ class _Sums:
 
     spread: sum of p (e^eps - 1) |v - o|. rounded: what casting weights does to the numerator.
     size: sum of p e^eps (1 + eta) |v|. excess, deficit: of the weights. weight: sum of p e^eps (1 + eta).
-    common: what casting weights does to the denominator. o: without the sink.
+    common: what casting weights does to the denominator. o: with the sink.
     """
 
     spread: Tensor

@@ -33,8 +33,15 @@ _COPY: dict[str, Any] = {
     "q_descale": "none",
     "k_descale": "none",
     "v_descale": "none",
+    "index_form": "slot_list",
+    "prefix": "inline",
     "skip": "none",
     "slot_map": "none",
+    "parts": 1,
+    "rank": 0,
+    "states": "full",
+    "index_task": "none",
+    "earlier_calls": 0,
     "probe": "normal",
 }
 
@@ -60,5 +67,41 @@ def extend_case(**changes: Any) -> Case:
         "kv_dtype": "fp32",
         "pool": "tight",
         "placement": "ascending",
+    }
+    return gather_case(**(defaults | changes))
+
+
+def decode_case(**changes: Any) -> Case:
+    """Paged decode of two requests, one query each."""
+    defaults = {"operation": "paged_decode", "query_lens": [1, 1], "group_size": 2, "dtype": "fp32", "kv_dtype": "fp32"}
+    return gather_case(**(defaults | changes))
+
+
+def merge_case(**changes: Any) -> Case:
+    """An LSE merge of two states of five rows."""
+    defaults = {
+        "operation": "lse_merge",
+        "context_lens": [5],
+        "kv_layout": "linear",
+        "dtype": "fp32",
+        "kv_dtype": "fp32",
+        "parts": 2,
+        "index_dtype": "int32",
+        "pool": "tight",
+        "placement": "ascending",
+    }
+    return gather_case(**(defaults | changes))
+
+
+def index_case(**changes: Any) -> Case:
+    """The physical rows that rank 1 of 2 owns."""
+    defaults = {
+        "operation": "index_build",
+        "kv_layout": "linear",
+        "query_lens": [1, 1],
+        "parts": 2,
+        "index_dtype": "int32",
+        "rank": 1,
+        "index_task": "rank_slots",
     }
     return gather_case(**(defaults | changes))

@@ -176,14 +176,48 @@ def _garbles(k_cache: Tensor, slots: Tensor) -> None:
         k_cache[page, 0, 0, int(stored[0]) % k_cache.shape[3], 0] = 1
 
 
+def _garbles_later(k_cache: Tensor, slots: Tensor) -> None:
+    global _calls
+    _calls += 1
+    if _calls % 3 == 2:
+        _garbles(k_cache, slots)
+
+
+def _garbles_over_nan(k_cache: Tensor, slots: Tensor) -> None:
+    before = torch.as_strided(k_cache, (1,), (1,), k_cache.storage_offset() - 1)
+    if k_cache.is_floating_point() and bool(before.isnan()):
+        _garbles(k_cache, slots)
+
+
+def _forget() -> None:
+    global _calls
+    _calls = 0
+
+
 write_clean = _writes("planted.write.clean", lambda *_: None)
 write_written = _writes("planted.write.written", lambda *_: None, late=False)
 write_bounds = _writes("planted.write.bounds", _spills)
 write_values = _writes("planted.write.values", _garbles)
+write_later = _writes("planted.write.later", _garbles_later)
+write_nan = _writes("planted.write.nan", _garbles_over_nan)
 
 
-def _extends(name: str, *, window_off_by: int = 0, lse_scale: float = 1.0, drop_key: bool = False) -> Any:
-    """Declare a float64 attention, right up to the named mistake. It shares no code with the oracle."""
+def _extends(
+    name: str,
+    *,
+    window_off_by: int = 0,
+    lse_scale: float = 1.0,
+    drop_key: bool = False,
+    jitter: bool = False,
+    lse: LseLayout = LseLayout.TOKEN_HEAD,
+    convention: Convention = ATTENTION,
+    **supports: Any,
+) -> Any:
+    """Declare a float64 attention, right up to the named mistake. It shares no code with the oracle.
+
+    ``jitter`` moves the last bit from call to call, ``lse`` is what it really returns.
+    """
+    returned = lse
 
     def extend(
         q: Tensor,
@@ -195,12 +229,10 @@ def _extends(name: str, *, window_off_by: int = 0, lse_scale: float = 1.0, drop_
         causal: bool,
         scale: float | None,
         window: int,
-        sinks: None,
-        soft_cap: None,
-        q_descale: None,
-        k_descale: None,
-        v_descale: None,
-    ) -> tuple[Tensor, Tensor]:
+        **_: Any,
+    ) -> Any:
+        global _calls
+        _calls += 1
         out, lse = torch.zeros_like(q), torch.full(q.shape[:2], -torch.inf)
         group = q.shape[1] // k.shape[1]
         for r in range(len(q_indptr) - 1):
@@ -217,12 +249,25 @@ def _extends(name: str, *, window_off_by: int = 0, lse_scale: float = 1.0, drop_
                     if len(rows):
                         lse[row, h] = torch.logsumexp(s, 0) * lse_scale
                         out[row, h] = (s.softmax(0) @ v[rows, h // group].double()).float()
-        return out, lse
+        if jitter and _calls % 2:
+            out = out.nextafter(torch.zeros_like(out))
+        if returned is LseLayout.NONE:
+            return out
+        return out, lse.T.contiguous() if returned is LseLayout.HEAD_TOKEN else lse
 
-    return declare.varlen_extend(name=name, convention=ATTENTION, precision=FLOAT64, supports=EXTENDS)(extend)
+    supported = replace(EXTENDS, **supports)
+    return declare.varlen_extend(name=name, convention=convention, precision=FLOAT64, supports=supported)(extend)
 
 
 extend_clean = _extends("planted.extend.clean")
 extend_window = _extends("planted.extend.window", window_off_by=1)
 extend_lse = _extends("planted.extend.lse", lse_scale=1.4426950408889634)
 extend_key = _extends("planted.extend.key", drop_key=True)
+extend_jitter = _extends("planted.extend.jitter", jitter=True)
+extend_jitter_declared = _extends("planted.extend.jitter_declared", jitter=True, deterministic=False)
+extend_turned = _extends(
+    "planted.extend.turned",
+    lse=LseLayout.HEAD_TOKEN,
+    convention=replace(ATTENTION, lse_layout=LseLayout.HEAD_TOKEN),
+)
+extend_without_lse = _extends("planted.extend.without_lse", lse=LseLayout.NONE)

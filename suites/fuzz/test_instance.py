@@ -9,16 +9,18 @@ from hypothesis import strategies as st
 
 from fuzz import registry
 from fuzz.buffers import DTYPES, Poison, empty_buffer, pattern
-from fuzz.case import Case
-from fuzz.instance import build, num_blocks, pages, slots_of, write_expected
+from fuzz.instance import build
+from fuzz.instance.copies import write_expected
+from fuzz.instance.pool import geometry, num_blocks, pages, slots_of
 from fuzz.space import Space
 from fuzz.strategies import cases
 from oracle.bits import bits
-from oracle.kinds import Operation, Role
+from oracle.declare import FEATURES
+from oracle.kinds import Operation
 from oracle.layout import read_slots
-from suites.fuzz.cases import extend_case, gather_case, write_case
+from suites.fuzz.cases import decode_case, extend_case, gather_case, index_case, merge_case, write_case
 
-SPACES = [Space(target, budget=80) for target in registry.load().values()]
+SPACES = [Space(target, most_tokens=80) for target in registry.load().values()]
 
 
 @given(data=st.data())
@@ -40,7 +42,7 @@ def test_poison_changes_only_what_is_no_data(data: st.DataObject) -> None:
         differ = a != b
         assert bool((a[differ] == pattern(buffer.view.dtype, Poison.POSITIVE)).all())
         assert bool((b[differ] == pattern(buffer.view.dtype, Poison.NEGATIVE)).all())
-        if name not in ("k_cache", "v_cache"):
+        if name not in ("k_cache", "v_cache", "page_table", "req_to_token"):
             assert torch.equal(bits(buffer.view), bits(other.buffers[name].view))
 
 
@@ -59,7 +61,7 @@ def test_the_pool_holds_the_linear_rows_and_poison() -> None:
     instance = build(case, Poison.NAN)
     for role, linear in instance.linear.items():
         cache = instance.buffers[f"{role.value}_cache"].view
-        assert torch.equal(bits(read_slots(cache, instance.slots, instance.geometry(role))), bits(linear))
+        assert torch.equal(bits(read_slots(cache, instance.slots, geometry(case, role))), bits(linear))
         held = bits(cache).flatten()
         assert int((held == pattern(cache.dtype, Poison.NAN)).sum()) == cache.numel() - linear.numel()
 
@@ -77,7 +79,7 @@ def test_poison_is_large_or_nan(dtype: str) -> None:
 
 
 def test_guards_lie_on_both_sides_and_positions_are_named() -> None:
-    buffer = empty_buffer("x", (3, 4), torch.float32, Poison.POSITIVE, device="cpu", token_stride=10)
+    buffer = empty_buffer("x", (3, 4), torch.float32, Poison.POSITIVE, device="cpu", strides=(10, 1))
     assert buffer.view.stride() == (10, 1)
     assert buffer.view.storage_offset() > 0
     before = buffer.image()
@@ -100,6 +102,7 @@ def test_skipped_tokens_are_negative_and_stay_out() -> None:
     instance = build(case, Poison.POSITIVE)
     listed = instance.buffers["slots"].view
     assert 0 < int((listed < 0).sum()) < 40
+    assert instance.slots is not None
     assert torch.equal(listed, instance.slots)
     before = instance.buffers["k_cache"].image()
     write_expected(instance)
@@ -123,11 +126,40 @@ def test_attention_instances_pose_their_problem() -> None:
     assert torch.equal(instance.buffers["q_indptr"].view, torch.tensor([0, 17, 19]))
 
 
-def test_every_declared_operation_can_be_built() -> None:
-    assert {space.declaration.operation for space in SPACES} == {
-        Operation.KV_WRITE,
-        Operation.KV_GATHER,
-        Operation.VARLEN_EXTEND,
+@pytest.mark.parametrize("operation", FEATURES)
+def test_every_operation_that_can_be_declared_can_be_built(operation: Operation) -> None:
+    makers = {
+        Operation.KV_WRITE: write_case,
+        Operation.KV_GATHER: gather_case,
+        Operation.VARLEN_EXTEND: extend_case,
+        Operation.PAGED_DECODE: decode_case,
+        Operation.LSE_MERGE: merge_case,
+        Operation.INDEX_BUILD: index_case,
     }
-    assert Role.K in build(gather_case(), Poison.NAN).linear
-    assert isinstance(gather_case(), Case)
+    assert build(makers[operation](), Poison.NAN).buffers
+
+
+def test_a_page_table_is_as_wide_as_needed_and_poisoned_past_each_request() -> None:
+    instance = build(decode_case(index_form="page_table", index_dtype="int32"), Poison.POSITIVE)
+    table = instance.buffers["page_table"].view
+    assert table.shape == (2, 2)
+    assert int(table[1, 1]) == pattern(torch.int32, Poison.POSITIVE)
+    assert instance.buffers["lengths"].view.tolist() == [17, 3]
+
+
+def test_a_pooled_prefix_holds_only_what_comes_before_the_queries() -> None:
+    instance = build(extend_case(prefix="pool", pool="spare"), Poison.NAN)
+    assert instance.buffers["kv_indptr"].view.tolist() == [0, 0, 1]
+    assert instance.buffers["k"].view.shape[0] == 19
+    assert len(instance.buffers["slots"].view) == 1
+    assert instance.problem is not None
+    assert instance.problem.kv_lens == (17, 3)
+
+
+def test_descales_are_unequal_and_not_one() -> None:
+    instance = build(decode_case(k_descale="head", v_descale="tensor", num_kv_heads=8), Poison.NAN)
+    k, v = instance.buffers["k_descale"].view, instance.buffers["v_descale"].view
+    assert len(k.unique()) > 1
+    assert k.shape == (8,)
+    assert v.shape == (1,)
+    assert 1.0 not in k.tolist() + v.tolist()

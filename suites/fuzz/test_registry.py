@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from fuzz import registry
+from oracle.convention import CausalAlignment, Descales, Granularity, SinkUnits
 from oracle.kinds import Engine
 
 PLANTED = "suites.fuzz.planted"
@@ -62,3 +65,22 @@ def test_globs() -> None:
 def test_an_engine_that_is_not_declared_is_a_reason() -> None:
     declaration = registry.load()["torch.sdpa"]
     assert registry.why_not(declaration, Engine.EMULATOR) is None
+    gpu_only = replace(declaration, engines=(Engine.CUDA,))
+    assert registry.why_not(gpu_only, Engine.EMULATOR) == "runs on cuda only"
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"sink": SinkUnits.SCALED},
+        {"causal_alignment": CausalAlignment.TOP_LEFT},
+        {"sink_dtype": "bf16"},
+        {"descales": Descales(k=Granularity.TOKEN)},
+    ],
+)
+def test_what_is_declared_and_not_handled_yet_is_never_judged(changes: dict[str, Any]) -> None:
+    declaration = registry.load()["torch.sdpa"]
+    changed = replace(declaration, convention=replace(declaration.convention, **changes))
+    reason = registry.why_not(changed, Engine.EMULATOR)
+    assert reason is not None
+    assert "not handled yet" in reason

@@ -1,4 +1,10 @@
 """Adapters: the kernels under test, each declared with its convention, precision and capabilities."""
 
-MODULES = ("suites.targets.sglang_shuffle_5d", "suites.targets.torch_native")
+MODULES = (
+    "suites.targets.sglang_shuffle_5d",
+    "suites.targets.sglang_dcp",
+    "suites.targets.sglang_merge_state",
+    "suites.targets.sglang_attention",
+    "suites.targets.torch_native",
+)
 """Every module that declares targets. Importing one costs nothing of the kernels' own packages."""

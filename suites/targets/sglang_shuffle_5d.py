@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from functools import cache
+from dataclasses import replace
 from types import ModuleType
 
 from torch import Tensor
 
+from fuzz.engine.loader import KernelLoader
 from oracle import Convention, Supports, declare
 from oracle.convention import Fp8Flavour
 from oracle.kinds import Engine, IndexForm, KVLayout
@@ -24,13 +25,16 @@ CONVENTION = Convention(
     fp8_flavour=Fp8Flavour.ANY,
 )
 
-DTYPES = ("bf16", "fp16", "fp32", "uint8", "e4m3fn", "e5m2")
-HEAD_DIMS = (64, 48, 128, 192)
-PAGE_SIZES = (16, 64, 48)
-HEADS = (1, 2, 3, 8)
+SUPPORTS = Supports(
+    dtypes=("bf16", "fp16", "fp32", "uint8", "e4m3fn", "e5m2"),
+    head_dims=(64, 48, 128, 192),
+    page_sizes=(16, 64, 48),
+    num_kv_heads=(1, 2, 3, 8),
+    batch_invariant=True,
+)
 
 
-@cache
+@KernelLoader
 def _kernels() -> ModuleType:
     return sglang_wheel.load(
         FILES,
@@ -49,14 +53,7 @@ def _unavailable(engine: Engine) -> str | None:
     name="sglang.shuffle_5d.write",
     convention=CONVENTION,
     precision=EXACT_COPY,
-    supports=Supports(
-        dtypes=DTYPES,
-        head_dims=HEAD_DIMS,
-        page_sizes=PAGE_SIZES,
-        num_kv_heads=HEADS,
-        features=frozenset({"strided", "skip", "slot_map"}),
-        batch_invariant=True,
-    ),
+    supports=replace(SUPPORTS, features=frozenset({"strided", "skip", "slot_map"})),
     unavailable=_unavailable,
 )
 def write(
@@ -70,13 +67,7 @@ def write(
     name="sglang.shuffle_5d.gather",
     convention=CONVENTION,
     precision=EXACT_COPY,
-    supports=Supports(
-        dtypes=DTYPES,
-        head_dims=HEAD_DIMS,
-        page_sizes=PAGE_SIZES,
-        num_kv_heads=HEADS,
-        batch_invariant=True,
-    ),
+    supports=SUPPORTS,
     unavailable=_unavailable,
 )
 def gather(k_cache: Tensor, v_cache: Tensor, slots: Tensor) -> tuple[Tensor, Tensor]:

@@ -10,13 +10,14 @@ from __future__ import annotations
 import importlib.util
 from collections.abc import Mapping
 from functools import cache
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 from fuzz import engine as engines
+from fuzz.call import Unsupported
 from fuzz.engine import loader
+from fuzz.versions import installed
 from oracle.kinds import Engine
 
 
@@ -29,21 +30,18 @@ def root() -> Path | None:
     return Path(next(iter(spec.submodule_search_locations)))
 
 
-def installed_version() -> str | None:
-    """The installed version of sglang, or None."""
-    try:
-        return version("sglang")
-    except PackageNotFoundError:
-        return None
+def has(candidates: tuple[str, ...]) -> bool:
+    """Whether the installed sglang has one of the files (paths inside the package)."""
+    folder = root()
+    return folder is not None and any((folder / name).is_file() for name in candidates)
 
 
 def missing(candidates: tuple[str, ...], engine: Engine) -> str | None:
     """Why none of the files can be loaded here, in one line, or None."""
-    folder = root()
-    if folder is None:
+    if root() is None:
         return "sglang is not installed: pip install --no-deps sglang==0.5.15"
-    if not any((folder / name).is_file() for name in candidates):
-        return f"sglang {installed_version()} has none of {', '.join(candidates)}"
+    if not has(candidates):
+        return f"sglang {installed('sglang')} has none of {', '.join(candidates)}"
     return loader.missing_compiler(engine)
 
 
@@ -54,7 +52,7 @@ class _Placeholder:
         self._name = name
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        raise NotImplementedError(f"{self._name} is not loaded: only the kernels of the importing file are")
+        raise Unsupported(f"sglang {installed('sglang')} needs {self._name}, which this adapter does not load")
 
 
 class _PlaceholderModule(ModuleType):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 
 import torch
@@ -19,11 +20,9 @@ CONVENTION = Convention(
 )
 """Causality and the window are handed over as a mask, so that their meaning is ours."""
 
-CONVENTION_LSE = Convention(
+CONVENTION_LSE = replace(
+    CONVENTION,
     source="aten/src/ATen/native/native_functions.yaml: logsumexp is the second result of both operators",
-    index_dtypes=("int32", "int64"),
-    window=Window(meaning=WindowMeaning.KEYS, off=(0,)),
-    default_scale=DefaultScale.RSQRT_HEAD_DIM,
     lse_layout=LseLayout.TOKEN_HEAD,
 )
 
@@ -65,16 +64,38 @@ def _visible(queries: int, keys: int, causal: bool, window: int, device: torch.d
     return visible
 
 
-def _requests(q: Tensor, k: Tensor, v: Tensor, q_indptr: Tensor, kv_indptr: Tensor) -> list[list[Tensor]]:
-    """Per request q, k, v as [1, H, tokens, D], keys repeated for grouped heads."""
-    found = []
+Attend = Callable[[Tensor, Tensor, Tensor, Tensor, float | None], tuple[Tensor, Tensor | None]]
+"""q, k, v [1, H, tokens, D], mask [queries, keys], scale -> out [1, H, queries, D_v], lse [1, H, queries]."""
+
+
+def _by_request(
+    attend: Attend,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    q_indptr: Tensor,
+    kv_indptr: Tensor,
+    causal: bool,
+    window: int,
+    scale: float | None,
+) -> tuple[Tensor, Tensor]:
+    """One call of ``attend`` a request, keys repeated for grouped heads."""
+    out = torch.empty(q.shape[0], q.shape[1], v.shape[2], dtype=q.dtype, device=q.device)
+    lse = torch.empty(q.shape[0], q.shape[1], dtype=torch.float32, device=q.device)
+    group = q.shape[1] // k.shape[1]
     for request in range(len(q_indptr) - 1):
         rows = slice(int(q_indptr[request]), int(q_indptr[request + 1]))
         keys = slice(int(kv_indptr[request]), int(kv_indptr[request + 1]))
-        group = q.shape[1] // k.shape[1]
+        queries = rows.stop - rows.start
+        if not queries:
+            continue
         own = [q[rows], k[keys].repeat_interleave(group, 1), v[keys].repeat_interleave(group, 1)]
-        found.append([t.transpose(0, 1).unsqueeze(0) for t in own])
-    return found
+        mask = _visible(queries, keys.stop - keys.start, causal, window, q.device)
+        own_out, own_lse = attend(*(t.transpose(0, 1).unsqueeze(0) for t in own), mask, scale)
+        out[rows] = own_out[0].transpose(0, 1)
+        if own_lse is not None:
+            lse[rows] = own_lse[0, :, :queries].transpose(0, 1)
+    return out, lse
 
 
 @declare.varlen_extend(name="torch.sdpa", convention=CONVENTION, precision=PRECISION, supports=SUPPORTS)
@@ -88,23 +109,14 @@ def sdpa(
     causal: bool,
     scale: float | None,
     window: int,
-    sinks: None,
-    soft_cap: None,
-    q_descale: None,
-    k_descale: None,
-    v_descale: None,
+    **_: None,
 ) -> Tensor:
     """Attention of each request through the public function."""
-    out = torch.empty(q.shape[0], q.shape[1], v.shape[2], dtype=q.dtype, device=q.device)
-    row = 0
-    for qi, ki, vi in _requests(q, k, v, q_indptr, kv_indptr):
-        queries, keys = qi.shape[2], ki.shape[2]
-        if queries:
-            mask = _visible(queries, keys, causal, window, q.device)
-            result = F.scaled_dot_product_attention(qi, ki, vi, attn_mask=mask, scale=scale)
-            out[row : row + queries] = result[0].transpose(0, 1)
-        row += queries
-    return out
+
+    def attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, scale: float | None) -> tuple[Tensor, None]:
+        return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=scale), None
+
+    return _by_request(attend, q, k, v, q_indptr, kv_indptr, causal, window, scale)[0]
 
 
 @declare.varlen_extend(name="torch.sdpa_with_lse", convention=CONVENTION_LSE, precision=PRECISION, supports=SUPPORTS)
@@ -118,30 +130,15 @@ def sdpa_with_lse(
     causal: bool,
     scale: float | None,
     window: int,
-    sinks: None,
-    soft_cap: None,
-    q_descale: None,
-    k_descale: None,
-    v_descale: None,
+    **_: None,
 ) -> tuple[Tensor, Tensor]:
     """Attention of each request through the operators beneath, which also return the log-sum-exp."""
-    out = torch.empty(q.shape[0], q.shape[1], v.shape[2], dtype=q.dtype, device=q.device)
-    lse = torch.empty(q.shape[0], q.shape[1], dtype=torch.float32, device=q.device)
-    row = 0
-    for qi, ki, vi in _requests(q, k, v, q_indptr, kv_indptr):
-        queries, keys = qi.shape[2], ki.shape[2]
-        if queries:
-            visible = _visible(queries, keys, causal, window, q.device)
-            bias = torch.zeros(visible.shape, dtype=q.dtype, device=q.device).masked_fill(~visible, -torch.inf)
-            own_out, own_lse = _with_lse(qi, ki, vi, bias, scale)
-            out[row : row + queries] = own_out[0].transpose(0, 1)
-            lse[row : row + queries] = own_lse[0, :, :queries].transpose(0, 1)
-        row += queries
-    return out, lse
+    return _by_request(_with_lse, q, k, v, q_indptr, kv_indptr, causal, window, scale)
 
 
-def _with_lse(q: Tensor, k: Tensor, v: Tensor, bias: Tensor, scale: float | None) -> tuple[Tensor, Tensor]:
+def _with_lse(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, scale: float | None) -> tuple[Tensor, Tensor]:
     aten = torch.ops.aten
+    bias = torch.zeros_like(mask, dtype=q.dtype).masked_fill(~mask, -torch.inf)
     if q.device.type == "cpu":
         result = aten._scaled_dot_product_flash_attention_for_cpu(q, k, v, 0.0, False, attn_mask=bias, scale=scale)
         return result[0], result[1]

@@ -12,7 +12,8 @@ keeps its state in the module: one thread of a process uses it.
 
 from fuzz.engine.emulator.coverage import Coverage
 from fuzz.engine.emulator.errors import KernelError, UnknownName
-from fuzz.engine.emulator.loader import load_source, load_text, stub
+from fuzz.engine.emulator.facade import Device, torch_with
+from fuzz.engine.emulator.loader import SourceTree, load_source, load_text, stub
 from fuzz.engine.emulator.options import Accumulation, Fp8Overflow, MaskedLanes, Options, fidelity_variants
 from fuzz.engine.emulator.sanitizer import Finding, FindingKind, FindingsError, Unwritten
 from fuzz.engine.emulator.session import Launch, Log, session
@@ -20,6 +21,7 @@ from fuzz.engine.emulator.session import Launch, Log, session
 __all__ = [
     "Accumulation",
     "Coverage",
+    "Device",
     "Finding",
     "FindingKind",
     "FindingsError",
@@ -29,6 +31,7 @@ __all__ = [
     "Log",
     "MaskedLanes",
     "Options",
+    "SourceTree",
     "UnknownName",
     "Unwritten",
     "fidelity_variants",
@@ -36,4 +39,5 @@ __all__ = [
     "load_text",
     "session",
     "stub",
+    "torch_with",
 ]

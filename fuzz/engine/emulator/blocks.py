@@ -116,6 +116,14 @@ def expand_dims(x: Value, axis: Any, **_: Any) -> Value:
     return x.like(lambda data: data.unsqueeze(dimension))
 
 
+def squeeze(x: Value, dim: Any, **_: Any) -> Value:
+    """The block without an axis of size 1."""
+    dimension = _dimension(x, dim)
+    if x.data.shape[dimension] != 1:
+        raise KernelError(f"axis {int(dim)} of a block of shape {list(x.shape)} is not of size 1")
+    return x.like(lambda data: data.squeeze(dimension))
+
+
 def broadcast_to(x: Value, *shape: Any, **_: Any) -> Value:
     """The block repeated along its axes of size 1; a scalar becomes a block."""
     sizes = check_shape(_listed(shape))
@@ -155,24 +163,42 @@ def join(a: Operand, b: Operand, **_: Any) -> Value:
 
 
 def _stack(parts: list[Value], dtype: ScalarType) -> Value:
-    programs = max(len(part.data) for part in parts)
+    return concatenate([part.like(lambda data: data.unsqueeze(-1)) for part in parts], parts[0].data.ndim, dtype)
 
-    def stacked(tensors: list[Tensor]) -> Tensor:
-        return torch.stack([t.expand(programs, *t.shape[1:]) for t in tensors], -1)
+
+def concatenate(parts: list[Value], dimension: int, dtype: ScalarType | None = None) -> Value:
+    """Values end to end along an axis of their data; the other axes agree."""
+    programs = max(len(part.data) for part in parts)
+    off = torch.zeros((), dtype=torch.bool)
+
+    def joined(tensors: list[Tensor]) -> Tensor:
+        return torch.cat([t.expand(programs, *t.shape[1:]) for t in tensors], dimension)
 
     def taint(masks: list[Tensor | None]) -> Tensor | None:
         if all(mask is None for mask in masks):
             return None
         shapes = [part.data.shape for part in parts]
-        off = torch.zeros((), dtype=torch.bool)
-        return stacked([(off if m is None else m).expand(s) for m, s in zip(masks, shapes, strict=True)])
+        return joined([(off if m is None else m).expand(s) for m, s in zip(masks, shapes, strict=True)])
 
     return Value(
-        stacked([part.data for part in parts]),
-        dtype,
+        joined([part.data for part in parts]),
+        dtype or parts[0].dtype,
         undefined=taint([part.undefined for part in parts]),
         wrapped=taint([part.wrapped for part in parts]),
     )
+
+
+def cat(a: Value, b: Value, can_reorder: bool = False, dim: Any = 0, **_: Any) -> Value:
+    """Both blocks end to end. Triton allows any order (`can_reorder`); here it is that of the arguments."""
+    if a.dtype != b.dtype or len(a.shape) != len(b.shape):
+        raise KernelError(f"cat of {a.dtype}{list(a.shape)} and {b.dtype}{list(b.shape)}")
+    return concatenate([a, b], _dimension(a, dim))
+
+
+def interleave(a: Operand, b: Operand, **_: Any) -> Value:
+    """Lanes of both in turn along the last axis."""
+    joined = join(a, b)
+    return reshape(joined, [*joined.shape[:-2], 2 * joined.shape[-2]] if len(joined.shape) > 1 else [2])
 
 
 def split(x: Value, **_: Any) -> tuple[Value, Value]:
@@ -183,10 +209,15 @@ def split(x: Value, **_: Any) -> tuple[Value, Value]:
 
 
 def subscript(x: Value, index: Any) -> Value:
-    """`x[:, None]`: new axes only, as the language allows."""
+    """`x[:, None]`: new axes only, as the language allows.
+
+    Of a scalar Triton 3.6 keeps the new axes and ignores `:`; 3.9 refuses it.
+    """
     items = index if isinstance(index, tuple) else (index,)
     if any(not (item is None or item == slice(None)) for item in items):
         raise KernelError("a block's subscripts are `:` and None")
+    if not x.shape:
+        items = tuple(item for item in items if item is None)
     if sum(item is not None for item in items) != len(x.shape):
         raise KernelError(f"{len(items)} subscripts do not fit a block of shape {list(x.shape)}")
     return x.like(lambda data: data[(slice(None), *items)])

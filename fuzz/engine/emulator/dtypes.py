@@ -127,7 +127,8 @@ class PointerType:
         return self
 
     def is_fp8(self) -> bool:
-        return False
+        """Whether it points to fp8: Triton asks the name, which holds the element's."""
+        return self.element_ty.is_fp8()
 
     def is_floating(self) -> bool:
         return False

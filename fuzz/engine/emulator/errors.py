@@ -3,7 +3,7 @@
 import sys
 from dataclasses import dataclass
 from pathlib import PurePath
-from types import FrameType
+from types import FrameType, TracebackType
 
 from torch import Tensor
 
@@ -54,6 +54,18 @@ class UnknownName(KernelError, AttributeError):
 
     def __init__(self, name: str) -> None:
         super().__init__(f"{name} is not known to the emulator; it can be added to the table in its lang module")
+
+
+class UndefinedName(KernelError, NameError):
+    """The kernel uses a variable that no path to it has set: Triton does not compile it."""
+
+    def __init__(self, message: str, traceback: TracebackType | None) -> None:
+        super().__init__(message)
+        while traceback is not None:
+            if SOURCE_MARK in traceback.tb_frame.f_globals:
+                file = PurePath(traceback.tb_frame.f_code.co_filename).name
+                self.location = Location(file, traceback.tb_lineno)
+            traceback = traceback.tb_next
 
 
 class BatchTooLarge(Exception):

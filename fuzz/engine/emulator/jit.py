@@ -10,10 +10,12 @@ import torch
 
 from fuzz.engine.emulator.casts import cast
 from fuzz.engine.emulator.context import active
+from fuzz.engine.emulator.descriptors import TensorDescriptor, make_tensor_descriptor
 from fuzz.engine.emulator.dtypes import DType, PointerType, float32
-from fuzz.engine.emulator.errors import KernelError
+from fuzz.engine.emulator.errors import KernelError, UndefinedName
 from fuzz.engine.emulator.launch import Experience, Grid, launch
 from fuzz.engine.emulator.memory import Buffer
+from fuzz.engine.emulator.specialisation import Specialisation, specialise
 from fuzz.engine.emulator.value import Value, as_value, constant
 
 # Launch options of compilers: they change speed, not meaning.
@@ -25,12 +27,32 @@ _COMPILER_OPTIONS = frozenset(
     )
 )
 
+# Those that do not ask for another way to launch: what is compiled depends on them.
+_COMPILED_IN = _COMPILER_OPTIONS - {"warmup", "stream"}
+
+
+class _Whole(int):
+    """A compile-time integer: its `value` is itself, as host code expects of a constexpr."""
+
+    @property
+    def value(self) -> int:
+        return int(self)
+
+
+class _Fraction(float):
+    """A compile-time float, likewise."""
+
+    @property
+    def value(self) -> float:
+        return float(self)
+
 
 class constexpr:
     """Marks a parameter or a variable as known at compile time. Calling it gives back the plain value."""
 
     def __new__(cls, value: Any) -> Any:
-        return value
+        plain = {int: _Whole, float: _Fraction}.get(type(value))
+        return value if plain is None else plain(value)
 
 
 def _is_constexpr(annotation: Any) -> bool:
@@ -48,6 +70,9 @@ class JITFunction:
         self.constexprs = frozenset(
             name for name, p in self.signature.parameters.items() if _is_constexpr(p.annotation)
         )
+        self.declared = {
+            name: p.annotation for name, p in self.signature.parameters.items() if isinstance(p.annotation, DType)
+        }
         self._experience: dict[tuple[object, ...], Experience] = {}
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -66,19 +91,40 @@ class JITFunction:
         known = {name: value for name, value in kwargs.items() if name in self.signature.parameters}
         bound = self.signature.bind(*args, **known)
         bound.apply_defaults()
-        return self.launch(dict(bound.arguments), grid, {})
+        options = {name: value for name, value in kwargs.items() if name in _COMPILED_IN}
+        code = self.fn.__code__
+        compiled = specialise(code.co_filename, self.__name__, bound.arguments, self.constexprs, options)
+        return self.launch(dict(bound.arguments), grid, {}, compiled)
 
-    def launch(self, bound: dict[str, Any], grid: Any, elements: Mapping[str, DType]) -> "CompiledKernel":
-        """Launch with bound arguments; `elements` overrides the element types of pointer arguments."""
+    def body(self, **values: Any) -> None:
+        """One execution of the kernel, for the batch of programs that the context names."""
+        try:
+            self.fn(**values)
+        except NameError as error:
+            raise UndefinedName(str(error), error.__traceback__) from error
+
+    def launch(
+        self, bound: dict[str, Any], grid: Any, elements: Mapping[str, DType], compiled: Specialisation
+    ) -> "CompiledKernel":
+        """Launch with bound arguments; `elements` overrides the element types of pointer arguments, and
+        `compiled` is what a compiler has compiled for this launch.
+        """
         size = grid(bound) if callable(grid) else grid
         values = {
-            name: value if name in self.constexprs else argument(value, name, elements.get(name))
+            name: value if name in self.constexprs else self._argument(name, value, elements.get(name))
             for name, value in bound.items()
         }
         key = tuple(repr(bound[name]) for name in self.arg_names if name in self.constexprs)
         experience = self._experience.setdefault(key, Experience())
-        launch(self.__name__, partial(self.fn, **values), three(size), experience)
-        return CompiledKernel(self, bound, values)
+        launch(self.__name__, partial(self.body, **values), three(size), experience, compiled)
+        return CompiledKernel(self, bound, values, compiled)
+
+    def _argument(self, name: str, value: Any, element: DType | None) -> Any:
+        """A parameter's value, in the scalar type that its annotation names."""
+        converted = argument(value, name, element)
+        if name in self.declared and isinstance(converted, Value) and isinstance(converted.dtype, DType):
+            return cast(converted, self.declared[name])
+        return converted
 
 
 class CompiledKernel:
@@ -86,8 +132,10 @@ class CompiledKernel:
     arguments that were 1 (Triton compiles them in), None arguments, and the types of pointers.
     """
 
-    def __init__(self, function: JITFunction, bound: Mapping[str, Any], values: Mapping[str, Any]) -> None:
-        self.function = function
+    def __init__(
+        self, function: JITFunction, bound: Mapping[str, Any], values: Mapping[str, Any], compiled: Specialisation
+    ) -> None:
+        self.function, self.compiled = function, compiled
         self.fixed = {
             name: value
             for name, value in bound.items()
@@ -110,7 +158,7 @@ class CompiledKernel:
             raise TypeError(f"kernel {self.function.__name__} takes {len(names)} arguments, got {len(args)}")
         given = {**dict(zip(names, args, strict=True)), **self.fixed}
         ordered = {name: given[name] for name in self.function.arg_names}
-        self.function.launch(ordered, grid, self.elements)
+        self.function.launch(ordered, grid, self.elements, self.compiled)
         return self
 
 
@@ -119,6 +167,9 @@ def argument(value: Any, name: str, element: DType | None = None) -> Any:
     if isinstance(value, torch.Tensor):
         pointer = Buffer.of(value, name).pointer()
         return pointer if element is None else cast(pointer, PointerType(element))
+    if isinstance(value, TensorDescriptor):
+        base = argument(value.base, name)
+        return make_tensor_descriptor(base, value.shape, value.strides, value.block_shape, value.padding)
     if isinstance(value, bool):
         return as_value(value)
     if isinstance(value, Integral):
@@ -145,17 +196,35 @@ def jit(fn: Callable[..., Any] | None = None, **_: Any) -> Any:
 
 
 class Config:
-    """A configuration of `triton.autotune`."""
+    """A configuration of `triton.autotune`: arguments of the kernel, and launch options, which only a compiler uses."""
 
-    def __init__(self, kwargs: Mapping[str, Any], **_: Any) -> None:
+    def __init__(
+        self,
+        kwargs: Mapping[str, Any],
+        num_warps: int = 4,
+        num_stages: int = 3,
+        num_ctas: int = 1,
+        maxnreg: int | None = None,
+        pre_hook: Callable[..., Any] | None = None,
+        **_: Any,
+    ) -> None:
         self.kwargs = dict(kwargs)
+        self.num_warps, self.num_stages, self.num_ctas, self.maxnreg = num_warps, num_stages, num_ctas, maxnreg
+        self.pre_hook = pre_hook
+
+    def all_kwargs(self) -> dict[str, Any]:
+        """Everything that the configuration fixes."""
+        options = {"num_warps": self.num_warps, "num_stages": self.num_stages, "num_ctas": self.num_ctas}
+        return {**self.kwargs, **options, **({} if self.maxnreg is None else {"maxnreg": self.maxnreg})}
 
 
 class _Preset:
-    """A kernel with arguments supplied by a decorator, unless the caller gives them."""
+    """A kernel with arguments supplied by a decorator; `supply` completes the arguments that the caller gives."""
 
     def __init__(self, kernel: Any, supply: Callable[[dict[str, Any]], Mapping[str, Any]]) -> None:
         self.kernel, self.supply = kernel, supply
+        self.fn = kernel
+        self.__name__: str = kernel.__name__
         self.arg_names: list[str] = kernel.arg_names
 
     def __getitem__(self, grid: Any) -> Callable[..., CompiledKernel]:
@@ -163,15 +232,33 @@ class _Preset:
 
     def run(self, *args: Any, grid: Any, **kwargs: Any) -> CompiledKernel:
         given = {**dict(zip(self.arg_names, args, strict=False)), **kwargs}
-        result: CompiledKernel = self.kernel.run(grid=grid, **{**self.supply(given), **given})
+        result: CompiledKernel = self.kernel.run(grid=grid, **self.supply(given))
         return result
 
 
-def autotune(configs: Sequence[Config], **_: Any) -> Callable[[Any], _Preset]:
-    """`triton.autotune`, tuned to its first configuration."""
-    return lambda kernel: _Preset(kernel, lambda given: configs[0].kwargs)
+def autotune(
+    configs: Sequence[Config], prune_configs_by: Mapping[str, Any] | None = None, **_: Any
+) -> Callable[[Any], _Preset]:
+    """`triton.autotune`, tuned to the first configuration that its early pruning leaves."""
+    prune = (prune_configs_by or {}).get("early_config_prune")
+
+    def supply(given: dict[str, Any]) -> Mapping[str, Any]:
+        left = list(prune(list(configs), given, **given)) if prune else configs
+        if not left:
+            raise KernelError("autotune has no configuration left after pruning")
+        if left[0].pre_hook is not None:
+            left[0].pre_hook({**given, **left[0].kwargs})
+        return {**left[0].all_kwargs(), **given}
+
+    return lambda kernel: _Preset(kernel, supply)
 
 
 def heuristics(values: Mapping[str, Callable[[dict[str, Any]], Any]]) -> Callable[[Any], _Preset]:
-    """`triton.heuristics`: arguments computed from the others."""
-    return lambda kernel: _Preset(kernel, lambda given: {name: rule(given) for name, rule in values.items()})
+    """`triton.heuristics`: arguments computed from the others, and from those computed before."""
+
+    def supply(given: dict[str, Any]) -> Mapping[str, Any]:
+        for name, rule in values.items():
+            given[name] = rule(given)
+        return given
+
+    return lambda kernel: _Preset(kernel, supply)

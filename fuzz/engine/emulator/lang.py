@@ -9,13 +9,15 @@ from enum import StrEnum
 from types import ModuleType
 from typing import Any
 
-from fuzz.engine.emulator import blocks, dtypes, mathematics, reductions
-from fuzz.engine.emulator.atomics import atomic
+from fuzz.engine.emulator import blocks, descriptors, dtypes, mathematics, reductions, scans
+from fuzz.engine.emulator.atomics import atomic, atomic_cas
 from fuzz.engine.emulator.casts import cast
 from fuzz.engine.emulator.context import active
+from fuzz.engine.emulator.descriptors import BlockPointer, TensorDescriptor
 from fuzz.engine.emulator.dtypes import DType, PointerType
 from fuzz.engine.emulator.errors import KernelError, UnknownName
 from fuzz.engine.emulator.jit import Config, JITFunction, autotune, constexpr, heuristics, jit
+from fuzz.engine.emulator.libdevice import FUNCTIONS as LIBDEVICE
 from fuzz.engine.emulator.memory import load, store
 from fuzz.engine.emulator.operators import arithmetic, bitwise, to, where
 from fuzz.engine.emulator.rewrite import Runtime
@@ -29,21 +31,42 @@ class PropagateNan(StrEnum):
     ALL = "all"
 
 
-def _load(pointer: Value, mask: Any = None, other: Any = None, boundary_check: Any = (), *_: Any, **__: Any) -> Value:
+def _load(
+    pointer: Value | BlockPointer,
+    mask: Any = None,
+    other: Any = None,
+    boundary_check: Any = (),
+    padding_option: str = "",
+    *_: Any,
+    **__: Any,
+) -> Value:
     """Elements behind pointers; cache hints mean nothing here."""
-    _no_block_pointer(boundary_check)
+    if isinstance(pointer, BlockPointer):
+        _plain(mask, other)
+        return pointer.load(boundary_check, padding_option)
+    _unchecked(boundary_check, padding_option)
     return load(pointer, mask, other)
 
 
-def _store(pointer: Value, value: Any, mask: Any = None, boundary_check: Any = (), *_: Any, **__: Any) -> None:
+def _store(
+    pointer: Value | BlockPointer, value: Any, mask: Any = None, boundary_check: Any = (), *_: Any, **__: Any
+) -> None:
     """Write elements behind pointers."""
-    _no_block_pointer(boundary_check)
-    store(pointer, value, mask)
+    if isinstance(pointer, BlockPointer):
+        _plain(mask, None)
+        return pointer.store(value, boundary_check)
+    _unchecked(boundary_check, "")
+    return store(pointer, value, mask)
 
 
-def _no_block_pointer(boundary_check: Any) -> None:
-    if boundary_check:
-        raise KernelError("block pointers are not covered by the emulator yet")
+def _plain(mask: Any, other: Any) -> None:
+    if mask is not None or other is not None:
+        raise KernelError("block pointers take no mask and no other")
+
+
+def _unchecked(boundary_check: Any, padding: str) -> None:
+    if boundary_check or padding:
+        raise KernelError("boundary checks and padding are for block pointers")
 
 
 def _cast(x: Any, dtype: Any, fp_downcast_rounding: str | None = None, bitcast: bool = False, **_: Any) -> Value:
@@ -84,9 +107,11 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
     "arange": blocks.arange,
     "broadcast": blocks.broadcast,
     "broadcast_to": blocks.broadcast_to,
+    "cat": blocks.cat,
     "expand_dims": blocks.expand_dims,
     "flip": blocks.flip,
     "full": blocks.full,
+    "interleave": blocks.interleave,
     "join": blocks.join,
     "num_programs": blocks.num_programs,
     "permute": blocks.trans,
@@ -94,7 +119,9 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
     "ravel": blocks.ravel,
     "reshape": blocks.reshape,
     "split": blocks.split,
+    "squeeze": blocks.squeeze,
     "trans": blocks.trans,
+    "unsqueeze": blocks.expand_dims,
     "view": blocks.reshape,
     "zeros": blocks.zeros,
     "zeros_like": blocks.zeros_like,
@@ -102,6 +129,12 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
     "load": _load,
     "store": _store,
     "atomic_add": atomic(lambda old, value: arithmetic("add", old, value)),
+    "advance": descriptors.advance,
+    "load_tensor_descriptor": descriptors.load_tensor_descriptor,
+    "make_block_ptr": descriptors.make_block_ptr,
+    "make_tensor_descriptor": descriptors.make_tensor_descriptor,
+    "store_tensor_descriptor": descriptors.store_tensor_descriptor,
+    "atomic_cas": atomic_cas,
     "atomic_and": atomic(lambda old, value: bitwise("and", old, value)),
     "atomic_max": atomic(_select(mathematics.maximum)),
     "atomic_min": atomic(_select(mathematics.minimum)),
@@ -131,8 +164,17 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
     "sin": mathematics.sin,
     "sqrt": mathematics.sqrt,
     "sqrt_rn": mathematics.sqrt,
+    "umulhi": mathematics.umulhi,
     "where": where,
     # over an axis
+    "associative_scan": scans.associative_scan,
+    "cumprod": scans.cumprod,
+    "cumsum": scans.cumsum,
+    "gather": scans.gather,
+    "histogram": scans.histogram,
+    "softmax": scans.softmax,
+    "sort": scans.sort,
+    "topk": scans.topk,
     "argmax": reductions.argmax,
     "argmin": reductions.argmin,
     "dot": mathematics.dot,
@@ -172,6 +214,12 @@ _NAMES: dict[str, Any] = {
     "tensor": Value,
 }
 
+# Overlapped launches change when programs run, not what they compute.
+_VENDORS: dict[str, dict[str, Any]] = {
+    "cuda": {"gdc_launch_dependents": _nothing, "gdc_wait": _nothing},
+    "hip": {},
+}
+
 _METHODS = (
     *("abs", "argmax", "argmin", "broadcast_to", "cast", "cdiv", "ceil", "cos", "exp", "exp2", "expand_dims"),
     *(
@@ -189,6 +237,7 @@ _METHODS = (
         "split",
     ),
     *("sqrt", "sum", "trans", "view", "xor_sum"),
+    *("associative_scan", "cumprod", "cumsum", "gather", "histogram", "softmax", "sort", "squeeze", "unsqueeze"),
 )
 for _name in _METHODS:
     setattr(Value, _name, blocks.as_method(FUNCTIONS[_name]))
@@ -242,18 +291,24 @@ def next_power_of_2(n: int) -> int:
 def modules() -> dict[str, ModuleType]:
     """Fresh substitutes for `triton` and its submodules, by full name."""
     math = SubstituteModule("triton.language.math", "tl.math", FUNCTIONS)
-    libdevice_names: dict[str, Any] = {
-        **{name: FUNCTIONS[name] for name in ("abs", "ceil", "cos", "erf", "exp", "exp2", "floor", "fma")},
-        **{name: FUNCTIONS[name] for name in ("log", "log2", "rsqrt", "sin", "sqrt")},
-        "tanh": mathematics.tanh,
-    }
-    libdevice = SubstituteModule("triton.language.extra.libdevice", "libdevice", libdevice_names)
+    libdevice = SubstituteModule("triton.language.extra.libdevice", "libdevice", LIBDEVICE)
     vendors = {
-        vendor: SubstituteModule(f"triton.language.extra.{vendor}", f"tl.extra.{vendor}", {"libdevice": libdevice})
-        for vendor in ("cuda", "hip")
+        vendor: SubstituteModule(
+            f"triton.language.extra.{vendor}", f"tl.extra.{vendor}", {"libdevice": libdevice, **names}
+        )
+        for vendor, names in _VENDORS.items()
     }
     extra = SubstituteModule("triton.language.extra", "tl.extra", {"libdevice": libdevice, **vendors})
-    language = SubstituteModule("triton.language", "tl", {**FUNCTIONS, **TYPES, **_NAMES, "math": math, "extra": extra})
+    names = {**FUNCTIONS, **TYPES, **_NAMES}
+    core = SubstituteModule("triton.language.core", "tl.core", names)
+    standard = SubstituteModule("triton.language.standard", "tl.standard", names)
+    language = SubstituteModule(
+        "triton.language", "tl", {**names, "core": core, "extra": extra, "math": math, "standard": standard}
+    )
+    host_descriptor = SubstituteModule(
+        "triton.tools.tensor_descriptor", "tensor_descriptor", {"TensorDescriptor": TensorDescriptor}
+    )
+    tools = SubstituteModule("triton.tools", "triton.tools", {"tensor_descriptor": host_descriptor})
     top = SubstituteModule(
         "triton",
         "triton",
@@ -266,8 +321,11 @@ def modules() -> dict[str, ModuleType]:
             "jit": jit,
             "language": language,
             "next_power_of_2": next_power_of_2,
+            "set_allocator": _nothing,
+            "tools": tools,
+            "__version__": "3.6.0",  # whose rules the emulator follows
         },
     )
     by_vendor: dict[str, ModuleType] = {f"{module.__name__}.libdevice": libdevice for module in vendors.values()}
-    named = (top, language, math, extra, libdevice, *vendors.values())
+    named = (top, language, core, standard, tools, host_descriptor, math, extra, libdevice, *vendors.values())
     return {**by_vendor, **{module.__name__: module for module in named}}

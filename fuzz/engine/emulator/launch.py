@@ -15,6 +15,7 @@ from fuzz.engine.emulator.options import Options
 from fuzz.engine.emulator.races import Races
 from fuzz.engine.emulator.sanitizer import FindingsError, merge
 from fuzz.engine.emulator.session import Launch, current
+from fuzz.engine.emulator.specialisation import Specialisation
 
 Grid = tuple[int, int, int]
 
@@ -40,7 +41,13 @@ class Experience:
     complete: bool = False
 
 
-def launch(kernel: str, body: Callable[[], None], grid: Grid, experience: Experience) -> None:
+def launch(
+    kernel: str,
+    body: Callable[[], None],
+    grid: Grid,
+    experience: Experience,
+    specialisation: Specialisation | None = None,
+) -> None:
     """Execute `body` for all programs of `grid`, logging to the session.
 
     The result is that of programs running one after another, the first grid axis fastest. Raises KernelError
@@ -58,7 +65,8 @@ def launch(kernel: str, body: Callable[[], None], grid: Grid, experience: Experi
         activate(previous)
         if log is not None:
             log.found.extend(merge(runner.context.findings))
-            log.launches.append(Launch(kernel, grid, grid[0] * grid[1] * grid[2], runner.batches))
+            programs = grid[0] * grid[1] * grid[2]
+            log.launches.append(Launch(kernel, grid, programs, runner.batches, specialisation))
             log.coverage.merge(runner.coverage)
     if log is None and runner.context.findings:
         raise FindingsError(merge(runner.context.findings))

@@ -19,21 +19,26 @@ _PIECE = 1 << 14  # elements computed at once: below the size from which torch s
 _STEP = 64  # multiple of twice any CPU's vector width in float64
 
 
-def steady(function: Callable[[Tensor], Tensor], data: Tensor) -> Tensor:
+def steady(function: Callable[[Tensor], Tensor], data: Tensor, results: int | None = None) -> Tensor:
     """`function` of float32 or float64 data, computed in float64 and rounded once, each lane by itself.
 
     torch treats lanes that do not fill a vector by other code, which may differ in the last bit; so the lanes
-    go through in whole vectors, and a lane's result is the same in any batch.
+    go through in whole vectors, and a lane's result is the same in any batch. `results`: how many the data
+    give, flat, if it is not one each.
     """
     flat = data.double().reshape(-1)
     padding = -flat.numel() % _STEP
     if padding:
         flat = torch.cat([flat, flat.new_zeros(padding)])
     done = torch.cat([function(piece) for piece in torch.split(flat, _PIECE)])
+    if results is not None:
+        return done[:results].to(data.dtype)
     return done[: data.numel()].reshape(data.shape).to(data.dtype)
 
 
-def _unary(name: str, function: Callable[[Tensor], Tensor]) -> Callable[..., Value]:
+def elementwise(name: str, function: Callable[[Tensor], Tensor]) -> Callable[..., Value]:
+    """A function of the language that torch computes exactly, of fp32 or fp64 lanes."""
+
     def apply(x: Operand, **_: Any) -> Value:
         value = as_value(x)
         if value.dtype not in (float32, float64):
@@ -44,22 +49,23 @@ def _unary(name: str, function: Callable[[Tensor], Tensor]) -> Callable[..., Val
     return apply
 
 
-def _steady(name: str, function: Callable[[Tensor], Tensor]) -> Callable[..., Value]:
-    return _unary(name, lambda data: steady(function, data))
+def rounded_once(name: str, function: Callable[[Tensor], Tensor]) -> Callable[..., Value]:
+    """A function of the language that is computed in float64, see `steady`."""
+    return elementwise(name, lambda data: steady(function, data))
 
 
-exp = _steady("exp", torch.exp)
-exp2 = _steady("exp2", torch.exp2)
-log = _steady("log", torch.log)
-log2 = _steady("log2", torch.log2)
-sin = _steady("sin", torch.sin)
-cos = _steady("cos", torch.cos)
-tanh = _steady("tanh", torch.tanh)
-erf = _steady("erf", torch.erf)
-rsqrt = _steady("rsqrt", lambda x: 1 / torch.sqrt(x))
-sqrt = _unary("sqrt", torch.sqrt)
-floor = _unary("floor", torch.floor)
-ceil = _unary("ceil", torch.ceil)
+exp = rounded_once("exp", torch.exp)
+exp2 = rounded_once("exp2", torch.exp2)
+log = rounded_once("log", torch.log)
+log2 = rounded_once("log2", torch.log2)
+sin = rounded_once("sin", torch.sin)
+cos = rounded_once("cos", torch.cos)
+tanh = rounded_once("tanh", torch.tanh)
+erf = rounded_once("erf", torch.erf)
+rsqrt = rounded_once("rsqrt", lambda x: 1 / torch.sqrt(x))
+sqrt = elementwise("sqrt", torch.sqrt)
+floor = elementwise("floor", torch.floor)
+ceil = elementwise("ceil", torch.ceil)
 
 
 def absolute(x: Operand, **_: Any) -> Value:
@@ -117,6 +123,18 @@ def cdiv(x: Operand, div: Operand, **_: Any) -> Any:
 def fdiv(x: Operand, y: Operand, ieee_rounding: bool = False, **_: Any) -> Value:
     """Floating division."""
     return true_divide(as_value(x), as_value(y))
+
+
+def umulhi(x: Operand, y: Operand, **_: Any) -> Value:
+    """The upper half of the product of 32-bit integers, taken as unsigned."""
+    left, right, dtype = operands(as_value(x), as_value(y))
+    if not dtype.is_int() or dtype.bits != 32:
+        raise KernelError(f"umulhi takes 32-bit integers, not {dtype}")
+    a, b, ndim = level(left, right)
+    a, b = a.long() & 0xFFFFFFFF, b.long() & 0xFFFFFFFF
+    low = a * (b & 0xFFFF)
+    data = ((low >> 16) + a * (b >> 16)) >> 16
+    return Value(data.to(dtype.compute), dtype, undefined=join_taints(ndim, left.undefined, right.undefined))
 
 
 def fma(x: Operand, y: Operand, z: Operand, **_: Any) -> Value:

@@ -40,17 +40,18 @@ def value(array: Array) -> Value:
     return Value(data, FROM_TORCH[data.dtype])
 
 
-def _row(
+def row(
     name: str,
     inputs: tuple[Array, ...],
     reference: Callable[..., Any],
     wrong: Callable[..., Any],
     call: Callable[..., Any] | None = None,
 ) -> Row:
+    """A row; without `call`, of the function of that name as it is."""
     return Row(name, inputs, call or FUNCTIONS[name], reference, wrong)
 
 
-def _f32(function: Callable[..., Any]) -> Callable[..., Array]:
+def once_rounded(function: Callable[..., Any]) -> Callable[..., Array]:
     """A float64 function of float32 arrays, rounded once."""
     return lambda *arrays: np.asarray(function(*(a.astype(np.float64) for a in arrays))).astype(np.float32)
 
@@ -78,7 +79,7 @@ def _in_order(x: Array) -> Array:
     return np.add.accumulate(x, axis=-1, dtype=np.float32)[..., -1]
 
 
-def _run(grid: tuple[int, int, int], size: int, body: Callable[[Value], None]) -> Array:
+def launched(grid: tuple[int, int, int], size: int, body: Callable[[Value], None]) -> Array:
     """What a kernel leaves in a buffer of `size` int32 elements 0, 10, 20, ..."""
     memory = torch.arange(0, 10 * size, 10, dtype=torch.int32)
     pointer = Buffer.of(memory, "memory").pointer()
@@ -93,7 +94,7 @@ def _ids(function: Callable[..., Value]) -> Callable[..., Array]:
         total = arithmetic("add", function(0), arithmetic("mul", function(1), 10))
         FUNCTIONS["store"](arithmetic("add", pointer, place), total)
 
-    return lambda: _run((3, 2, 1), 6, body)
+    return lambda: launched((3, 2, 1), 6, body)
 
 
 def _update(name: str) -> Callable[..., Array]:
@@ -103,7 +104,7 @@ def _update(name: str) -> Callable[..., Array]:
         lanes = value(np.array([0, 1, 1, 3], dtype=np.int32))
         FUNCTIONS[name](arithmetic("add", pointer, lanes), value(np.array([7, 9, 12, 29], dtype=np.int32)))
 
-    return lambda: _run((2, 1, 1), 4, body)
+    return lambda: launched((2, 1, 1), 4, body)
 
 
 def _updated(function: Callable[[int, int], int], lanes: tuple[int, ...] = (0, 1, 1, 3)) -> Callable[..., Array]:
@@ -117,7 +118,7 @@ def _updated(function: Callable[[int, int], int], lanes: tuple[int, ...] = (0, 1
 
 
 def _atomic(name: str, function: Callable[[int, int], int], wrong: Callable[[int, int], int]) -> Row:
-    return _row(name, (), _updated(function), _updated(wrong), _update(name))
+    return row(name, (), _updated(function), _updated(wrong), _update(name))
 
 
 def _load(mask: Value, other: int) -> Array:
@@ -126,12 +127,12 @@ def _load(mask: Value, other: int) -> Array:
     def body(pointer: Value) -> None:
         loaded.append(FUNCTIONS["load"](arithmetic("add", pointer, value(_LANES)), mask, other))
 
-    _run((1, 1, 1), 8, body)
+    launched((1, 1, 1), 8, body)
     return loaded[0].data[0].numpy()
 
 
 def _store(lanes: Value, mask: Value) -> Array:
-    return _run((1, 1, 1), 8, lambda p: FUNCTIONS["store"](arithmetic("add", p, lanes), lanes, mask))
+    return launched((1, 1, 1), 8, lambda p: FUNCTIONS["store"](arithmetic("add", p, lanes), lanes, mask))
 
 
 def _range_total() -> int:
@@ -139,7 +140,7 @@ def _range_total() -> int:
         total = sum(int(i) for i in FUNCTIONS["range"](FUNCTIONS["load"](arithmetic("add", pointer, 1)), 2, -3))
         FUNCTIONS["store"](pointer, total)
 
-    return int(_run((1, 1, 1), 2, body)[0])
+    return int(launched((1, 1, 1), 2, body)[0])
 
 
 def _refuses(function: Callable[..., Any]) -> bool:
@@ -151,95 +152,95 @@ def _refuses(function: Callable[..., Any]) -> bool:
 
 
 def _no_effect(name: str) -> Row:
-    return _row(name, (_I,), lambda i: None, lambda i: i)
+    return row(name, (_I,), lambda i: None, lambda i: i)
 
 
 def _same(name: str) -> Row:
-    return _row(name, (_I,), lambda i: i, lambda i: i + 1, lambda i: FUNCTIONS[name](i, 16))
+    return row(name, (_I,), lambda i: i, lambda i: i + 1, lambda i: FUNCTIONS[name](i, 16))
 
 
 _EVEN = _LANES % 2 == 0
 
 ROWS: tuple[Row, ...] = (
-    _row(
+    row(
         "arange",
         (),
         lambda: np.arange(3, 11, dtype=np.int32),
         lambda: _LANES,
         lambda: FUNCTIONS["arange"](3, 11),
     ),
-    _row(
+    row(
         "broadcast",
         (_M[:, :1], _M[:1]),
         lambda a, b: np.broadcast_to(a, (4, 8)),
         lambda a, b: np.broadcast_to(b, (4, 8)),
         lambda a, b: FUNCTIONS["broadcast"](a, b)[0],
     ),
-    _row(
+    row(
         "broadcast_to",
         (_I,),
         lambda i: np.broadcast_to(i, (4, 8)),
         lambda i: np.broadcast_to(i[:4, None], (4, 8)),
         lambda i: FUNCTIONS["broadcast_to"](i, [4, 8]),
     ),
-    _row(
+    row(
         "expand_dims",
         (_M,),
         lambda m: m[:, None],
         lambda m: m[None],
         lambda m: FUNCTIONS["expand_dims"](m, 1),
     ),
-    _row("flip", (_M,), lambda m: m[:, ::-1], lambda m: m[::-1]),
-    _row(
+    row("flip", (_M,), lambda m: m[:, ::-1], lambda m: m[::-1]),
+    row(
         "full",
         (),
         lambda: np.full((2, 4), 2.5, np.float16),
         lambda: np.full((2, 4), 2.5, np.float32),
         lambda: FUNCTIONS["full"]([2, 4], 2.5, float16),
     ),
-    _row("join", (_X, _Y), lambda x, y: np.stack([x, y], -1), lambda x, y: np.stack([x, y])),
-    _row(
+    row("join", (_X, _Y), lambda x, y: np.stack([x, y], -1), lambda x, y: np.stack([x, y])),
+    row(
         "num_programs",
         (),
         lambda: np.full(6, 23, np.int32),
         lambda: np.full(6, 32, np.int32),
         _ids(FUNCTIONS["num_programs"]),
     ),
-    _row("permute", (_M,), lambda m: m.T, lambda m: m, lambda m: FUNCTIONS["permute"](m, [1, 0])),
-    _row(
+    row("permute", (_M,), lambda m: m.T, lambda m: m, lambda m: FUNCTIONS["permute"](m, [1, 0])),
+    row(
         "program_id",
         (),
         lambda: np.array([0, 1, 2, 10, 11, 12], np.int32),
         lambda: np.array([0, 10, 1, 11, 2, 12], np.int32),
         _ids(FUNCTIONS["program_id"]),
     ),
-    _row("ravel", (_M,), lambda m: m.reshape(-1), lambda m: m.T.reshape(-1)),
-    _row("reshape", (_M,), lambda m: m.reshape(8, 4), lambda m: m.T, lambda m: FUNCTIONS["reshape"](m, 8, 4)),
-    _row(
+    row("ravel", (_M,), lambda m: m.reshape(-1), lambda m: m.T.reshape(-1)),
+    row("reshape", (_M,), lambda m: m.reshape(8, 4), lambda m: m.T, lambda m: FUNCTIONS["reshape"](m, 8, 4)),
+    row(
         "split",
         (_M.reshape(16, 2),),
         lambda m: m[:, 1],
         lambda m: m[:, 0],
         lambda m: FUNCTIONS["split"](m)[1],
     ),
-    _row("trans", (_M,), lambda m: m.T, lambda m: m),
-    _row("view", (_M,), lambda m: m.reshape(2, 16), lambda m: m, lambda m: FUNCTIONS["view"](m, [2, 16])),
-    _row(
+    row("trans", (_M,), lambda m: m.T, lambda m: m),
+    row("view", (_M,), lambda m: m.reshape(2, 16), lambda m: m, lambda m: FUNCTIONS["view"](m, [2, 16])),
+    row(
         "zeros",
         (),
         lambda: np.zeros((2, 2), np.int32),
         lambda: np.ones((2, 2), np.int32),
         lambda: FUNCTIONS["zeros"]([2, 2], int32),
     ),
-    _row("zeros_like", (_M,), np.zeros_like, np.ones_like),
-    _row(
+    row("zeros_like", (_M,), np.zeros_like, np.ones_like),
+    row(
         "load",
         (_EVEN,),
         lambda even: np.where(even, 10 * _LANES, -5).astype(np.int32),
         lambda even: np.where(even, 10 * _LANES, 0).astype(np.int32),
         lambda even: _load(even, -5),
     ),
-    _row(
+    row(
         "store",
         (_LANES, _EVEN),
         lambda i, even: np.where(even, i, 10 * i).astype(np.int32),
@@ -253,93 +254,93 @@ ROWS: tuple[Row, ...] = (
     _atomic("atomic_or", lambda a, b: a | b, lambda a, b: a ^ b),
     _atomic("atomic_xchg", lambda a, b: b, lambda a, b: a),
     _atomic("atomic_xor", lambda a, b: a ^ b, lambda a, b: a | b),
-    _row("abs", (_X,), np.abs, np.negative),
-    _row(
+    row("abs", (_X,), np.abs, np.negative),
+    row(
         "cast",
         (_X[11:],),
         lambda x: np.trunc(x).astype(np.int32),
         lambda x: np.floor(x).astype(np.int32),
         lambda x: FUNCTIONS["cast"](x, int32),
     ),
-    _row(
+    row(
         "cdiv",
         (_I[1:6], _J[1:6]),
         lambda i, j: np.trunc((i + (j - 1)) / j).astype(np.int32),
         lambda i, j: np.ceil(i / j).astype(np.int32),
     ),
-    _row("ceil", (_X,), np.ceil, np.round),
-    _row(
+    row("ceil", (_X,), np.ceil, np.round),
+    row(
         "clamp",
         (_X, np.full_like(_X, -1), np.full_like(_X, 2)),
         lambda x, low, high: np.fmin(np.fmax(x, low), high),
         lambda x, low, high: np.clip(x, low, high),
     ),
-    _row("cos", (_X,), _f32(np.cos), _f32(np.sin)),
-    _row("div_rn", (_X, _Y), np.divide, lambda x, y: x * (1 / y)),
-    _row("erf", (_X,), _f32(np.vectorize(math.erf)), _f32(np.tanh)),
-    _row("exp", (_X,), _f32(np.exp), _f32(np.exp2)),
-    _row("exp2", (_X,), _f32(np.exp2), _f32(np.exp)),
-    _row("fdiv", (_X, _Y), np.divide, lambda x, y: x * (1 / y)),
-    _row("floor", (_X,), np.floor, np.trunc),
-    _row("fma", (_X, _Y, _X), _f32(lambda x, y, z: x * y + z), lambda x, y, z: x * y + z),
-    _row("log", (_POSITIVE,), _f32(np.log), _f32(np.log2)),
-    _row("log2", (_POSITIVE,), _f32(np.log2), _f32(np.log10)),
-    _row("maximum", (_X, _Y), np.fmax, np.maximum),
-    _row(
+    row("cos", (_X,), once_rounded(np.cos), once_rounded(np.sin)),
+    row("div_rn", (_X, _Y), np.divide, lambda x, y: x * (1 / y)),
+    row("erf", (_X,), once_rounded(np.vectorize(math.erf)), once_rounded(np.tanh)),
+    row("exp", (_X,), once_rounded(np.exp), once_rounded(np.exp2)),
+    row("exp2", (_X,), once_rounded(np.exp2), once_rounded(np.exp)),
+    row("fdiv", (_X, _Y), np.divide, lambda x, y: x * (1 / y)),
+    row("floor", (_X,), np.floor, np.trunc),
+    row("fma", (_X, _Y, _X), once_rounded(lambda x, y, z: x * y + z), lambda x, y, z: x * y + z),
+    row("log", (_POSITIVE,), once_rounded(np.log), once_rounded(np.log2)),
+    row("log2", (_POSITIVE,), once_rounded(np.log2), once_rounded(np.log10)),
+    row("maximum", (_X, _Y), np.fmax, np.maximum),
+    row(
         "minimum",
         (_X, _Y),
         np.minimum,
         np.fmin,
         lambda x, y: FUNCTIONS["minimum"](x, y, propagate_nan=PropagateNan.ALL),
     ),
-    _row(
+    row(
         "rsqrt",
         (_POSITIVE,),
-        _f32(lambda x: 1 / np.sqrt(x)),
+        once_rounded(lambda x: 1 / np.sqrt(x)),
         lambda x: (1 / np.sqrt(x)) * np.float32(1.0000001),
     ),
-    _row(
+    row(
         "sigmoid",
         (_X,),
-        lambda x: np.float32(1) / (np.float32(1) + _f32(lambda z: np.exp(-z))(x)),
-        _f32(np.tanh),
+        lambda x: np.float32(1) / (np.float32(1) + once_rounded(lambda z: np.exp(-z))(x)),
+        once_rounded(np.tanh),
     ),
-    _row("sin", (_X,), _f32(np.sin), _f32(np.cos)),
-    _row("sqrt", (_POSITIVE,), np.sqrt, np.cbrt),
-    _row("sqrt_rn", (_POSITIVE,), np.sqrt, np.cbrt),
-    _row("where", (_X > 0, _X, _Y), np.where, lambda c, x, y: np.where(c, y, x)),
-    _row(
+    row("sin", (_X,), once_rounded(np.sin), once_rounded(np.cos)),
+    row("sqrt", (_POSITIVE,), np.sqrt, np.cbrt),
+    row("sqrt_rn", (_POSITIVE,), np.sqrt, np.cbrt),
+    row("where", (_X > 0, _X, _Y), np.where, lambda c, x, y: np.where(c, y, x)),
+    row(
         "argmax",
         (_M,),
         lambda m: m.argmax(1).astype(np.int32),
         lambda m: m.argmin(1).astype(np.int32),
         lambda m: FUNCTIONS["argmax"](m, 1),
     ),
-    _row(
+    row(
         "argmin",
         (_M % 5,),
         lambda m: m.argmin(1).astype(np.int32),
         lambda m: (7 - m[:, ::-1].argmin(1)).astype(np.int32),
         lambda m: FUNCTIONS["argmin"](m, 1),
     ),
-    _row(
+    row(
         "dot",
         (_M, _M),
         lambda a, b: a @ b.T,
         lambda a, b: (a @ b.T).T + 1,
         lambda a, b: FUNCTIONS["dot"](a, FUNCTIONS["trans"](b)),
     ),
-    _row("max", (_X,), lambda x: np.float32(np.inf), lambda x: np.float32(np.nan)),
-    _row("min", (_M,), lambda m: m.min(0), lambda m: m.max(0), lambda m: FUNCTIONS["min"](m, 0)),
-    _row(
+    row("max", (_X,), lambda x: np.float32(np.inf), lambda x: np.float32(np.nan)),
+    row("min", (_M,), lambda m: m.min(0), lambda m: m.max(0), lambda m: FUNCTIONS["min"](m, 0)),
+    row(
         "reduce",
         (_WAVE,),
         _folded,
         _in_order,
         lambda m: FUNCTIONS["reduce"](m, 1, lambda a, b: arithmetic("add", a, b)),
     ),
-    _row("sum", (_WAVE,), _folded, _in_order, lambda m: FUNCTIONS["sum"](m, 1)),
-    _row(
+    row("sum", (_WAVE,), _folded, _in_order, lambda m: FUNCTIONS["sum"](m, 1)),
+    row(
         "xor_sum",
         (_I,),
         lambda i: np.bitwise_xor.reduce(i),
@@ -348,9 +349,9 @@ ROWS: tuple[Row, ...] = (
     ),
     *(_no_effect(name) for name in ("assume", "debug_barrier", "device_assert", "device_print", "static_print")),
     *(_same(name) for name in ("max_constancy", "max_contiguous", "multiple_of")),
-    _row("range", (), lambda: 10 + 7 + 4, lambda: 10 + 7 + 4 + 1, _range_total),
-    _row("static_assert", (), lambda: True, lambda: False, lambda: _refuses(FUNCTIONS["static_assert"])),
-    _row(
+    row("range", (), lambda: 10 + 7 + 4, lambda: 10 + 7 + 4 + 1, _range_total),
+    row("static_assert", (), lambda: True, lambda: False, lambda: _refuses(FUNCTIONS["static_assert"])),
+    row(
         "static_range",
         (),
         lambda: [1, 4],

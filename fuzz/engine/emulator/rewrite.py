@@ -24,7 +24,7 @@ _BUILTINS = ("range", "min", "max", "print")
 def compile_source(source: str, filename: str) -> Any:
     """Code of a module with its jitted functions rewritten; lines stay those of the source."""
     tree = ast.parse(source, filename)
-    rewriter = _Rewriter(_jitted_by_call(tree))
+    rewriter = _Rewriter(_jitted_by_call(tree), frozenset(_BUILTINS) - _bound(tree))
     return compile(ast.fix_missing_locations(rewriter.visit(tree)), filename, "exec")
 
 
@@ -40,19 +40,35 @@ def _jitted_by_call(tree: ast.AST) -> set[str]:
     return {argument.id for call in calls for argument in call.args if isinstance(argument, ast.Name)}
 
 
+def _bound(tree: ast.Module) -> set[str]:
+    """Names that the module defines or imports at its top level: they are no built-ins there."""
+    names: set[str] = set()
+    for node in tree.body:
+        if isinstance(node, (ast.FunctionDef, ast.ClassDef)):
+            names.add(node.name)
+        elif isinstance(node, (ast.Import, ast.ImportFrom)):
+            names.update(alias.asname or alias.name for alias in node.names)
+        elif isinstance(node, ast.Assign):
+            names.update(target.id for target in node.targets if isinstance(target, ast.Name))
+    return names
+
+
 class _Rewriter(ast.NodeTransformer):
-    def __init__(self, jitted: set[str]) -> None:
-        self.jitted = jitted
+    def __init__(self, jitted: set[str], builtins: frozenset[str]) -> None:
+        self.jitted, self.builtins = jitted, builtins
 
     def visit_FunctionDef(self, node: ast.FunctionDef) -> ast.AST:
         if node.name in self.jitted or any(_is_jit(decorator) for decorator in node.decorator_list):
-            body = _BodyRewriter()
+            body = _BodyRewriter(self.builtins)
             node.body = [body.visit(statement) for statement in node.body]
             return node
         return self.generic_visit(node)
 
 
 class _BodyRewriter(ast.NodeTransformer):
+    def __init__(self, builtins: frozenset[str]) -> None:
+        self.builtins = builtins
+
     def visit_Assign(self, node: ast.Assign) -> ast.AST:
         self.generic_visit(node)
         node.value = _call("assigned", node.value)
@@ -91,7 +107,7 @@ class _BodyRewriter(ast.NodeTransformer):
 
     def visit_Call(self, node: ast.Call) -> ast.AST:
         self.generic_visit(node)
-        if isinstance(node.func, ast.Name) and node.func.id in _BUILTINS:
+        if isinstance(node.func, ast.Name) and node.func.id in self.builtins:
             node.func = _runtime(f"language_{node.func.id}", node.func)
         return node
 
@@ -114,7 +130,7 @@ class Runtime:
     @staticmethod
     def assigned(x: Any) -> Any:
         """A plain assignment makes a scalar of a Python number, in tuples too."""
-        if type(x) in (bool, int, float):
+        if isinstance(x, (bool, int, float)):
             return as_value(x)
         return tuple(Runtime.assigned(item) for item in x) if type(x) is tuple else x
 

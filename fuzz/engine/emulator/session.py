@@ -10,16 +10,21 @@ from fuzz.engine.emulator.coverage import Coverage
 from fuzz.engine.emulator.fresh import FreshMemory
 from fuzz.engine.emulator.options import Options
 from fuzz.engine.emulator.sanitizer import Finding, merge
+from fuzz.engine.emulator.specialisation import Specialisation
 
 
 @dataclass(frozen=True)
 class Launch:
-    """One launch: `programs` of the grid ran in `batches` batches (equal numbers: one by one)."""
+    """One launch: `programs` of the grid ran in `batches` batches (equal numbers: one by one).
+
+    `specialisation` is what a compiler would have compiled for it, None where no kernel was given.
+    """
 
     kernel: str
     grid: tuple[int, int, int]
     programs: int
     batches: int
+    specialisation: Specialisation | None = None
 
 
 @dataclass(eq=False)

@@ -20,6 +20,7 @@ from suites.fuzz.cases import extend_case, gather_case, write_case
 @pytest.fixture(autouse=True)
 def _engine() -> None:
     engine.start(Engine.EMULATOR)
+    planted._forget()
 
 
 def judge(function: Any, case: Case) -> CaseResult:
@@ -45,6 +46,8 @@ def failed(result: CaseResult) -> set[Check]:
         (planted.extend_clean, extend_case(window=5, causal=False, strided=True, scale=0.5)),
         (planted.extend_clean, extend_case(context_lens=[0, 4], query_lens=[1, 4])),
         (planted.extend_clean, extend_case(context_lens=[], query_lens=[])),
+        (planted.extend_turned, extend_case()),
+        (planted.extend_jitter_declared, extend_case()),
     ],
 )
 def test_a_clean_target_passes_every_check(function: Any, case: Case) -> None:
@@ -67,6 +70,10 @@ def test_a_clean_target_passes_every_check(function: Any, case: Case) -> None:
         (planted.write_written, write_case(), Check.WRITTEN),
         (planted.write_bounds, write_case(), Check.BOUNDS),
         (planted.write_values, write_case(), Check.VALUES),
+        (planted.write_later, write_case(), Check.POISON),
+        (planted.write_nan, write_case(), Check.NAN),
+        (planted.extend_jitter, extend_case(), Check.DETERMINISM),
+        (planted.extend_without_lse, extend_case(), Check.RESULT),
         (planted.extend_window, extend_case(window=5), Check.VALUES),
         (planted.extend_key, extend_case(), Check.LSE),
         (planted.extend_lse, extend_case(), Check.LSE),
@@ -78,6 +85,10 @@ def test_a_planted_fault_fails_its_check(function: Any, case: Case, check: Check
 
 def test_a_wrong_log_sum_exp_leaves_the_values_alone() -> None:
     assert failed(judge(planted.extend_lse, extend_case())) == {Check.LSE}
+
+
+def test_calls_that_differ_by_themselves_are_not_called_poison() -> None:
+    assert failed(judge(planted.extend_jitter, extend_case())) == {Check.DETERMINISM}
 
 
 def test_poison_that_only_nan_shows_is_not_called_poison() -> None:
