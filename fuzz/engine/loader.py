@@ -13,7 +13,7 @@ from pathlib import Path
 from types import ModuleType
 
 from fuzz.engine import emulator
-from fuzz.engine.emulator.facade import H200, Device, torch_with
+from fuzz.engine.emulator.facade import H200, Device, Facade, torch_with
 from oracle.kinds import Engine
 
 ModuleFactory = Callable[[str], ModuleType]
@@ -113,6 +113,10 @@ def load_source(path: Path, name: str, packages: Mapping[str, ModuleFactory], en
         sys.modules[name] = module
         with _answering_for_the_machine():
             spec.loader.exec_module(module)
+        for global_name, value in list(vars(module).items()):
+            if isinstance(value, Facade):
+                # Triton takes a module among a kernel's globals only if it is one: the answers have been given.
+                setattr(module, global_name, value.real)
         return module
 
 

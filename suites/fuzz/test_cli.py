@@ -53,6 +53,28 @@ def test_run_finds_planted_faults_and_says_so(tmp_path: Path, capsys: pytest.Cap
     assert main(["run", path, *EMULATOR, *PLANTED, "--target", "planted.gather.clean", "--bisect"]) == 0
 
 
+def test_run_takes_several_cases_and_says_what_they_never_reached(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    paths = []
+    for name, lens in (("one", [3]), ("two", [40, 1])):
+        path = tmp_path / f"{name}.json"
+        path.write_text(gather_case(context_lens=lens).to_json())
+        paths.append(str(path))
+    arguments = ["run", *paths, *EMULATOR, "--targets", "suites.fuzz.emulated", "--target", "emulated.*", "--coverage"]
+    assert main([*arguments, "--json"]) == 0
+    data = result(capsys)
+    (target,) = data["targets"].values()
+    assert target["cases"] == 2
+    (function,) = data["coverage"].values()
+    assert len(function["missing"]["lines"]) == 1
+    assert set(function["lines"]) - set(function["reached"]) == set(function["missing"]["lines"])
+    assert main(arguments) == 0
+    printed = capsys.readouterr().out
+    assert f"never: lines {function['missing']['lines'][0]}" in printed
+    assert "condition never true" in printed
+
+
 def test_crashes_are_survived(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     names = ["planted.gather.segfault", "planted.gather.crash", "planted.gather.clean"]
     arguments = [argument for name in names for argument in ("--target", name)]

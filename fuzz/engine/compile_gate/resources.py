@@ -13,13 +13,14 @@ from tempfile import TemporaryDirectory
 class Resources:
     """None where the compiler does not say.
 
-    ``registers`` a lane (VGPRs on AMD); ``spilled`` of them (VGPRs and SGPRs); ``stack`` bytes a lane of
-    private memory, which is where spills go; ``shared`` bytes a workgroup.
+    ``registers`` a lane (VGPRs on AMD), ``spilled`` of them; ``scalar_spilled``: SGPRs, which go to VGPRs first;
+    ``stack`` bytes a lane of private memory, which is where spills go; ``shared`` bytes a workgroup.
     """
 
     shared: int
     registers: int | None = None
     spilled: int | None = None
+    scalar_spilled: int | None = None
     stack: int | None = None
 
     @property
@@ -35,11 +36,11 @@ def of_amdgcn(text: str, shared: int) -> Resources:
         found = re.search(rf"^\s*(?:- )?\.{key}:\s+(\d+)", text, re.MULTILINE)
         return int(found[1]) if found else None
 
-    spilled = [number("vgpr_spill_count"), number("sgpr_spill_count")]
     return Resources(
         shared=shared,
         registers=number("vgpr_count"),
-        spilled=None if None in spilled else sum(count or 0 for count in spilled),
+        spilled=number("vgpr_spill_count"),
+        scalar_spilled=number("sgpr_spill_count"),
         stack=number("private_segment_fixed_size"),
     )
 

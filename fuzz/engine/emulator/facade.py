@@ -14,6 +14,12 @@ class Facade(ModuleType):
         super().__init__(real.__name__)
         self.__dict__.update(names, _real=real)
 
+    @property
+    def real(self) -> ModuleType:
+        """The module behind it."""
+        found: ModuleType = self.__dict__["_real"]
+        return found
+
     def __getattr__(self, name: str) -> Any:
         return getattr(self._real, name)
 

@@ -27,7 +27,13 @@ _BYTES_PER_LANE = 64  # eight live values of eight bytes
 @dataclass
 class Experience:
     """What earlier launches of one specialisation taught: how many lanes its largest value has in a program,
-    and through which arguments it loads what it also stores to. `complete`: there was such a launch.
+    and through which arguments it loads what it also stores to. `complete`: there was such a launch, of
+    several programs.
+
+    Loads that could race are noted once it is known that they could: a batch that stores to what it loads runs
+    again with its loads noted, and where programs run one by one, the first launch notes all. So a race can be
+    missed once: in a launch that is the first to store to what an earlier chunk of it loaded, or, where programs
+    run one by one after a launch that did not, what an earlier program loaded. The next launch finds it.
     """
 
     lanes: int = 0
@@ -90,7 +96,7 @@ class _Runner:
                 self._run_serially(programs, total > 1)
             start = end
         self.experience.noted |= self.races.mixed()
-        self.experience.complete = True
+        self.experience.complete |= total > 1
 
     def _batch_size(self) -> int:
         if self.serial:

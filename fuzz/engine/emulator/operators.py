@@ -24,6 +24,7 @@ from fuzz.engine.emulator.value import (
 
 Operand = Value | Number
 _SIGN = torch.iinfo(torch.int64).min
+_CHEAP = 4  # times that an operand must be smaller than a result for its range to be looked up
 
 
 def operands(a: Operand, b: Operand, *, division: bool = False) -> tuple[Value, Value, DType]:
@@ -98,6 +99,7 @@ def arithmetic(name: str, a: Operand, b: Operand) -> Value:
             data = _FLOATING[name](x, y)
     else:
         data = normalise(_FLOATING[name](x, y), dtype)
+        bounds = _foreseen(name, left, right, data) if dtype is int64 else None
     if wrapped is not None or left.wrapped is not None or right.wrapped is not None:
         wrapped = join_taints(ndim, wrapped, left.wrapped, right.wrapped)
     return Value(data, dtype, undefined=undefined, wrapped=wrapped, bounds=bounds)
@@ -112,16 +114,29 @@ def _interval(name: str, a: Bounds, b: Bounds) -> Bounds:
     return min(corners), max(corners)
 
 
+def _foreseen(name: str, a: Value, b: Value, result: Tensor) -> Bounds | None:
+    """Bounds of a 64-bit result where those of the operands are known, or cheap to find next to the result's."""
+    ranges = []
+    for operand in (a, b):
+        if operand.bounds is None and operand.data.numel() * _CHEAP > result.numel():
+            return None
+        ranges.append(operand.range())
+    low, high = _interval(name, *ranges)
+    return (low, high) if low >= int64.minimum and high <= int64.maximum else None
+
+
 def _move(pointer: Value, offset: Operand, name: str) -> Value:
     step = offset if isinstance(offset, Value) else constant(offset, int64)
     if not step.dtype.is_int():
         raise KernelError(f"cannot move a pointer by {step.dtype}")
     x, y, ndim = level(pointer, step)
-    bounds = None
-    if pointer.bounds is not None and step.bounds is not None:
-        bounds = _interval(name, pointer.bounds, step.bounds)
+    if pointer.bounds == (0, 0) and not pointer.shape and name == "add":
+        data = y.long()  # from the start of a buffer
+    else:
+        data = x + y if name == "add" else x - y
+    bounds = _foreseen(name, pointer, step, data)
     return Value(
-        x + y if name == "add" else x - y,
+        data,
         pointer.dtype,
         buffer=pointer.buffer,
         undefined=join_taints(ndim, pointer.undefined, step.undefined),

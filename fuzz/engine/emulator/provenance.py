@@ -90,7 +90,7 @@ def traced(mask: Tensor, sources: Sources) -> Tensor:
     kept = {origin: source for origin, source in sources.items() if bool(source.lanes.any())}
     if not kept:
         return mask
-    result = plain(mask).as_subclass(TracedMask)
+    result: TracedMask = plain(mask).as_subclass(TracedMask)
     result.sources = kept
     return result
 

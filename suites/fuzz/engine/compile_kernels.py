@@ -26,7 +26,7 @@ def _rows(COUNT: tl.constexpr):
 
 
 @triton.jit
-def total(source, target, COUNT: tl.constexpr):
+def total(source: torch.Tensor, target, COUNT: tl.constexpr):
     """Refused everywhere unless COUNT is a power of two, in a helper."""
     rows = tl.load(source + _rows(COUNT))
     tl.store(target, tl.sum(rows, axis=0))

@@ -24,11 +24,12 @@ from fuzz.engine import emulator
 from fuzz.engine.compile_gate import ArchError, Compilation, Outcome, Request, compile_all, parse_arch, wire
 from fuzz.engine.compile_gate.gate import judge
 from fuzz.engine.compile_gate.resources import Resources, of_amdgcn, of_resource_usage
+from fuzz.engine.emulator import dtypes
 from fuzz.engine.emulator.specialisation import Argument, Constant, Pointer, Scalar, Specialisation, specialise
 from fuzz.plan import Plan
 from fuzz.space import Space
-from suites.fuzz.engine import compile_dcp, compile_faulty, compile_gluon, compile_targets
-from suites.targets import sglang_wheel
+from suites.fuzz.engine import compile_faulty, compile_gluon, compile_targets
+from suites.targets import sglang_dcp, sglang_wheel
 
 ARCHS = ("gfx942", "gfx950", "sm_90")
 needs_triton = pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="triton is not installed")
@@ -134,7 +135,7 @@ def test_what_a_reply_means(answer: Reply, outcome: Outcome, words: str) -> None
 
 def test_resources_of_amd() -> None:
     text = "  .private_segment_fixed_size: 12\n  .sgpr_spill_count: 1\n  .vgpr_count:     40\n  .vgpr_spill_count: 2\n"
-    assert of_amdgcn(text, 64) == Resources(shared=64, registers=40, spilled=3, stack=12)
+    assert of_amdgcn(text, 64) == Resources(64, registers=40, spilled=2, scalar_spilled=1, stack=12)
     assert of_amdgcn("", 64) == Resources(shared=64)
 
 
@@ -167,7 +168,7 @@ def compiled(server: Server) -> dict[str, dict[str, Compilation]]:
                       frozenset("MNK"), {})  # fmt: skip
     wide = specialise(own.__file__, "hoard", {"source": floats, "target": floats, "WIDTH": 2048},
                       frozenset(["WIDTH"]), {"num_warps": 1, "maxnreg": 32, "waves_per_eu": 8})  # fmt: skip
-    copy = launched(own, "copy", floats, halves, 64, 0.5, None, BLOCK=64, DTYPE=emulator_float16())
+    copy = launched(own, "copy", floats, halves, 64, 0.5, None, BLOCK=64, DTYPE=dtypes.float16)
     asked = {
         "copy": copy,
         "total 4": launched(own, "total", floats, floats, COUNT=4),
@@ -179,14 +180,31 @@ def compiled(server: Server) -> dict[str, dict[str, Compilation]]:
         "object": Specialisation(copy.file, "copy", (*copy.arguments[:-1], ("DTYPE", Constant("Layout", "Layout")))),
     }
     requests = [Request(compile_targets.__name__, specialisation) for specialisation in asked.values()]
+    for label, specialisation in correct_attn_out().items() if has_sglang() else ():
+        asked[label] = specialisation
+        requests.append(Request(sglang_dcp.__name__, specialisation))
     found = {arch: compile_all(requests, parse_arch(arch), server=server) for arch in ARCHS}
     return {arch: dict(zip(asked, compilations, strict=True)) for arch, compilations in found.items()}
 
 
-def emulator_float16() -> Any:
-    from fuzz.engine.emulator import dtypes
+def has_sglang() -> bool:
+    return sglang_wheel.root() is not None and importlib.metadata.version("sglang") == "0.5.15"
 
-    return dtypes.float16
+
+def correct_attn_out() -> dict[str, Specialisation]:
+    """sglang's kernel for three and four ranks, as its launcher launches it."""
+    folder = sglang_wheel.root()
+    assert folder is not None
+    dcp, found = emulator.load_source(folder / sglang_dcp.FILES[0], "sglang_dcp"), {}
+    for ranks in (3, 4):
+        out, lses = torch.zeros(2, 4, 64), torch.zeros(ranks, 2, 4)
+        # The emulator refuses three ranks too, after the launch is recorded.
+        with emulator.session() as log, suppress(emulator.KernelError):
+            dcp.correct_attn_out(out, lses, 1, None, torch.empty(4, 2, 64).transpose(0, 1))
+        (launch,) = log.launches
+        assert launch.specialisation is not None
+        found[f"{ranks} ranks"] = launch.specialisation
+    return found
 
 
 @needs_triton
@@ -298,24 +316,14 @@ def test_signatures_are_those_of_the_launcher(server: Server, arch: str) -> None
 
 
 @needs_triton
-def test_correct_attn_out_wants_a_power_of_two_of_ranks(server: Server) -> None:
-    folder = sglang_wheel.root()
-    if folder is None or importlib.metadata.version("sglang") != "0.5.15":
+@pytest.mark.parametrize("arch", ARCHS)
+def test_correct_attn_out_wants_a_power_of_two_of_ranks(compiled: dict[str, dict[str, Compilation]], arch: str) -> None:
+    if not has_sglang():
         pytest.skip("sglang 0.5.15 is not installed")
-    dcp = emulator.load_source(folder / compile_dcp.FILES[0], "sglang_dcp")
-    recorded = []
-    for ranks in (3, 4):
-        out, lses = torch.zeros(2, 4, 64), torch.zeros(ranks, 2, 4)
-        # The emulator refuses three ranks too, after the launch is recorded.
-        with emulator.session() as log, suppress(emulator.KernelError):
-            dcp.correct_attn_out(out, lses, 1, None, torch.empty(4, 2, 64).transpose(0, 1))
-        recorded += [launch.specialisation for launch in log.launches]
-    requests = [Request(compile_dcp.__name__, found) for found in recorded if found is not None]
-    for arch in ARCHS:
-        three, four = compile_all(requests, parse_arch(arch), server=server)
-        assert (three.outcome, four.outcome) == (Outcome.FAILS, Outcome.COMPILES)
-        assert "power of 2" in three.message
-        assert three.specialisation.kernel == "_correct_attn_cp_out_kernel"
+    three, four = compiled[arch]["3 ranks"], compiled[arch]["4 ranks"]
+    assert (three.outcome, four.outcome) == (Outcome.FAILS, Outcome.COMPILES)
+    assert "power of 2" in three.message
+    assert three.specialisation.kernel == "_correct_attn_cp_out_kernel"
 
 
 # ------------------------------------------------------------------ the command

@@ -140,3 +140,20 @@ def out_of_bounds_stored(x, out, n, BLOCK: tl.constexpr):
 def divided_stored(x, out, BLOCK: tl.constexpr):
     lanes = tl.arange(0, BLOCK)
     tl.store(out + lanes, 7 // tl.load(x + lanes))  # fault: divided_stored
+
+
+@triton.jit
+def scripted(memory, ops, places, values, out, STEPS: tl.constexpr, BLOCK: tl.constexpr):
+    """Each program follows its row of a script: 0 nothing, 1 load a block, 2 store one."""
+    pid = tl.program_id(0)
+    lanes = tl.arange(0, BLOCK)
+    total = tl.zeros([BLOCK], dtype=tl.int32)
+    for step in range(STEPS):
+        op = tl.load(ops + pid * STEPS + step)
+        place = tl.load(places + pid * STEPS + step)
+        value = tl.load(values + pid * STEPS + step)
+        if op == 1:
+            total += tl.load(memory + place + lanes)
+        elif op == 2:
+            tl.store(memory + place + lanes, value)
+    tl.store(out + pid * BLOCK + lanes, total)

@@ -10,7 +10,7 @@ from fuzz.engine import emulator
 from fuzz.engine.emulator import FindingKind, KernelError, MaskedLanes, Options
 from suites.fuzz.engine.emulator import kernels_aiter
 from suites.fuzz.engine.emulator.judge import judge
-from suites.fuzz.engine.emulator.ragged import ROUNDING, Shape, Source
+from suites.fuzz.engine.emulator.ragged import ROUNDING, Shape, Source, ints, starts, unset
 from suites.fuzz.engine.emulator.reference import Rules, batch
 
 F16, BF16, F32, FP8 = torch.float16, torch.bfloat16, torch.float32, torch.float8_e4m3fn
@@ -124,6 +124,24 @@ def test_unified_3d_after_a_tile_beyond_the_query() -> None:
     assert (_constant(578, 3, -80.0) - 1).abs().max() < 1e-6
     assert _constant(578, 3, -160.0)[0] == 0
     assert (_constant(578, 1, -160.0) - 1).abs().max() < 1e-6
+
+
+@pytest.mark.parametrize("length", [70, 600], ids=["2d", "3d"])
+def test_unified_needs_finite_values_past_the_length(length: int) -> None:
+    """Where a tile is a page, nothing masks the slots past the length: weights of 0 meet what they hold."""
+    page = 64
+    q, k = torch.ones(1, 1, 16), torch.ones(-(-length // page), page, 1, 16)
+    for filler, finite in ((1e30, True), (math.nan, False)):
+        v, out = torch.ones_like(k), unset(1, 1, 16)
+        v[-1, length % page :] = filler
+        k[-1, length % page :] = filler
+        with emulator.session() as log:
+            kernels_aiter.operation("unified_attention").unified_attention(
+                *(q, k, v, out, starts([1]), 1, ints([length]), length, 0.25, True, (-1, 0)),
+                *(torch.arange(len(k), dtype=torch.int32)[None], 0.0, None, None, None),
+            )
+        assert log.findings == ()
+        assert bool(out.isfinite().all()) is finite
 
 
 def test_unified_soft_cap_overflows() -> None:

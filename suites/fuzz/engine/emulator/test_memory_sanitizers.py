@@ -5,6 +5,8 @@ from types import ModuleType
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from fuzz.engine import emulator
 from fuzz.engine.emulator import Finding, FindingKind, Options
@@ -258,3 +260,46 @@ def test_shared_memory_is_read_after_it_is_stored() -> None:
     (finding,) = log.findings
     assert (finding.kind, finding.kernel) == (FindingKind.SHARED_READ_BEFORE_STORE, "whole")
     assert (finding.argument, finding.indices, finding.extent, finding.lanes) == ("tile", (2, 2), (0, 3), 2)
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    script=st.lists(
+        st.lists(st.tuples(st.integers(0, 2), st.integers(0, 9), st.integers(1, 2)), min_size=2, max_size=2),
+        min_size=2,
+        max_size=5,
+    ),
+    distinct=st.booleans(),
+    block=st.sampled_from([1, 2]),
+    budget=st.sampled_from([64 << 20, 64 * 4]),  # one chunk, or chunks of few programs
+)
+def test_races_of_random_programs(
+    kernels: ModuleType, script: list[list[tuple[int, int, int]]], distinct: bool, block: int, budget: int
+) -> None:
+    """Found serially and batched alike, and where all stores differ, exactly where two programs meet."""
+    ops, places, values = torch.tensor(script, dtype=torch.int32).permute(2, 0, 1).contiguous()
+    if distinct:
+        values = torch.arange(1, values.numel() + 1, dtype=torch.int32).reshape(values.shape)
+    programs = len(script)
+    row = torch.tensor([1, 2], dtype=torch.int32)  # one launch teaches which loads matter
+    both = [torch.cat(pair) for pair in ((row, row), (row * 0, row * 0 + 5), (row, row))]
+    kernels.scripted[(2,)](zeros(12), *both, zeros(4), 2, block)
+    found, memories = [], []
+    for serial in (True, False, True):
+        memory, out = zeros(12), zeros(programs * block)
+        with emulator.session(Options(serial=serial, batch_bytes=budget)) as log:
+            kernels.scripted[(programs,)](memory, ops, places, values, out, 2, block)
+        found.append(log.findings)
+        memories.append((memory.tolist(), out.tolist()))
+    assert found[0] == found[1] == found[2]
+    assert memories[0] == memories[1]
+    assert all(f.kind in (FindingKind.RACING_LOAD, FindingKind.RACING_STORES) for f in found[0])
+    touched: dict[int, dict[int, set[int]]] = {}
+    for program, steps in enumerate(script):
+        for op, place, _ in steps:
+            for lane in range(block if op else 0):
+                touched.setdefault(place + lane, {}).setdefault(program, set()).add(op)
+    meet = any(len(by) > 1 and any(2 in seen for seen in by.values()) for by in touched.values())
+    if distinct:
+        assert bool(found[0]) == meet
+    assert meet or not found[0]

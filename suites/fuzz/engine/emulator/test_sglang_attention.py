@@ -5,10 +5,11 @@ import math
 import pytest
 import torch
 
+from fuzz.engine import emulator
 from suites.fuzz.engine.emulator import kernels_sglang
 from suites.fuzz.engine.emulator.judge import judge
-from suites.fuzz.engine.emulator.ragged import Shape, Source
-from suites.fuzz.engine.emulator.reference import Rules
+from suites.fuzz.engine.emulator.ragged import Shape, Source, ints, starts, unset
+from suites.fuzz.engine.emulator.reference import Rules, batch
 
 F16, BF16, F32, FP8 = torch.float16, torch.bfloat16, torch.float32, torch.float8_e4m3fn
 LENGTHS = [5, 33, 70, 1]
@@ -139,6 +140,67 @@ def test_extend_batched_equals_serial() -> None:
             for serial in (False, True)
         )
         assert torch.equal(batched.out, serial.out)
+
+
+def test_plain_decode_overflows_where_grouped_decode_does_not() -> None:
+    """Found in 0.5.15: without groups, q . k is summed in the type of the inputs, before the scale: fp16 overflows
+    beyond 65504. 0.5.23 sums in fp32.
+    """
+    for heads, works in ((2, True), (1, kernels_sglang.version() != "0.5.15")):
+        q, pool = torch.full((1, heads, 128), 24.0, dtype=F16), torch.full((3, 1, 128), 24.0, dtype=F16)
+        out, logits, lse = unset(1, heads, 128, dtype=F16), unset(1, heads, 1, 128), unset(1, heads, 1)
+        with emulator.session() as log:
+            kernels_sglang.operation("decode_attention").decode_attention_fwd(
+                *(q, pool, pool, out, starts([3]), torch.arange(3), logits, lse, ints([1]), 1, 2.0**-10, 1.0, 1.0)
+            )
+        assert log.findings == ()
+        assert bool((out == 24).all()) is works
+        assert bool(out.isnan().all()) is not works
+
+
+def test_unified_extend_has_another_temperature() -> None:
+    """Found: `xai_temperature_len` means log(p) / log(len) to decode and extend, len / (p + 1) to unified extend."""
+    source, keys, bound = Source(), 40, 8
+    q, k, v = source.normal(1, 1, 16), source.normal(keys, 1, 16), source.normal(keys, 1, 16)
+    slots, outs = torch.arange(keys), [unset(1, 1, 16) for _ in range(3)]
+    decode, extend = (kernels_sglang.operation(f"{name}_attention") for name in ("decode", "extend"))
+    with emulator.session() as log:
+        decode.decode_attention_fwd(
+            *(
+                q,
+                k,
+                v,
+                outs[0],
+                starts([keys]),
+                slots,
+                unset(1, 1, 1, 16),
+                unset(1, 1, 1),
+                ints([1]),
+                1,
+                0.25,
+                1.0,
+                1.0,
+            ),
+            xai_temperature_len=bound,
+        )
+        extend.extend_attention_fwd(
+            *(q, k[-1:], v[-1:], outs[1], k, v, starts([1]), starts([keys - 1]), slots[:-1], None, True, None, 1),
+            *(1.0, 1.0, 0.25),
+            xai_temperature_len=bound,
+        )
+        extend.extend_attention_fwd_unified(
+            *(q, outs[2], k, v, 1.0, 1.0, starts([1]), starts([keys]), slots, ints([keys - 1]), 1),
+            sm_scale=0.25,
+            xai_temperature_len=bound,
+        )
+    assert log.findings == ()
+    logarithmic, rational = (
+        batch(q, [k], [v], [1], Rules(0.25 * factor))[0]
+        for factor in (math.log(keys - 1) / math.log(bound), bound / keys)
+    )
+    for out, expected in zip(outs, (logarithmic, logarithmic, rational), strict=True):
+        assert (out.double() - expected).abs().max() < 2.0**-18
+    assert (logarithmic - rational).abs().max() > 0.1
 
 
 def test_the_judge_notices_another_scale() -> None:
