@@ -79,6 +79,9 @@ class Space:
         supports, convention = self.declaration.supports, self.declaration.convention
         features = supports.features
         lengths = [n for n in LENGTHS if not n.startswith("window") or "window" in features]
+        if self.declaration.operation is Operation.LSE_MERGE:
+            # Rows to merge know no partition of keys.
+            lengths = [n for n in lengths if not n.startswith("partition")]
         if self.declaration.operation is Operation.PAGED_DECODE and "empty" not in features:
             lengths.remove("zero")
         return {
@@ -222,7 +225,8 @@ class Space:
             label = chooser.choose(name, (*self.dimensions["length"], "any"))
             length = LENGTHS[label](case) if label in LENGTHS else None
             if length is None or length >= MAX_TOKENS - 1:
-                length = chooser.integer("tokens", 1, 2 * PARTITION)
+                longest = PARTITION // 4 if case.operation is Operation.LSE_MERGE else 2 * PARTITION
+                length = chooser.integer("tokens", 1, longest)
             if request and sum(contexts) + length > self.most_tokens:
                 length = chooser.integer("rest", 0, 3)
             contexts.append(length)
