@@ -15,6 +15,7 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -90,9 +91,11 @@ def solve(
         keys=block_k or default.keys,
         heads=block_heads or default.heads,
     )
-    problem = _in_order(problem)
-    out = torch.empty(problem.q.shape[0], problem.q_heads, problem.dim_v, dtype=torch.float64, device=where)
-    lse = torch.full(out.shape[:2], -math.inf, dtype=torch.float64, device=where)
+    problem = _in_order(problem.to(where))
+    out = torch.empty(
+        problem.q.shape[0], problem.q_heads, problem.dim_v, dtype=torch.float64, device=problem.device
+    )
+    lse = out.new_full(out.shape[:2], -math.inf)
     for members in _batches(problem, blocks.logits):
         _solve_batch(problem, members, blocks, out, lse)
     if problem.sinks is not None:
@@ -148,24 +151,27 @@ def _solve_batch(problem: Problem, members: Sequence[int], blocks: Blocks, out: 
         window=problem.window,
         positions=_positions_of(problem, members),
     )
-    queries = _Rows.of([problem.q_starts[i] for i in members], max(q_lens), out.device)
-    shape = (len(members), queries.count, problem.kv_heads, problem.group)
+    queries = _Rows.of(problem.q_starts, members, q_lens, problem.q)
     low, high = ranges.span()
     if low == high:
-        queries.write(out, out.new_zeros(*shape, problem.dim_v), q_lens)
+        queries.write(out, queries.rows(out).zero_())
         return
     ranges = ranges.shifted(low)
-    keys = _Rows.of([problem.kv_starts[i] + low for i in members], high - low, out.device)
+    keys = _Rows.of(problem.kv_starts, members, [high - low] * len(members), problem.k, skip=low)
     fitted = blocks.fitted(queries.count * problem.group)
-    work = _Work.of(problem, queries, keys, len(members), ones=fitted.ones)
+    work = _Work.of(problem, queries, keys, ones=fitted.ones)
     plan = plan_blocks(ranges, max(1, fitted.rows // problem.group), fitted.keys)
-    if isinstance(queries.index, slice):
-        work.run(ranges, plan, fitted, out[queries.index].view(*shape, -1), lse[queries.index].view(shape))
-        return
-    padded_out, padded_lse = out.new_empty(*shape, problem.dim_v), lse.new_empty(shape)
-    work.run(ranges, plan, fitted, padded_out, padded_lse)
-    queries.write(out, padded_out, q_lens)
-    queries.write(lse, padded_lse, q_lens)
+    batch_out, batch_lse = queries.rows(out), queries.rows(lse)
+    heads = (problem.kv_heads, problem.group)
+    work.run(
+        ranges,
+        plan,
+        fitted,
+        batch_out.view(*batch_lse.shape[:2], *heads, -1),
+        batch_lse.view(*batch_lse.shape[:2], *heads),
+    )
+    queries.write(out, batch_out)
+    queries.write(lse, batch_lse)
 
 
 def _positions_of(problem: Problem, members: Sequence[int]) -> list[Tensor] | None:
@@ -177,44 +183,64 @@ def _positions_of(problem: Problem, members: Sequence[int]) -> list[Tensor] | No
 
 @dataclass(frozen=True, eq=False)
 class _Rows:
-    """Where the tokens of a batch lie among the concatenated ones: `count` each (requests padded to the
-    longest).
+    """Where the tokens of B requests lie among all of them, `count` of each, padded to the longest.
+
+    place: a run of rows if B is 1, else an index [B, count], whose padding reads some other token.
+    source, target: of B > 1 requests, the rows of [B * count] that are no padding, and where they belong.
     """
 
+    requests: int
     count: int
-    device: torch.device
-    index: slice | Tensor
+    place: slice | Tensor
+    source: Tensor | None = None
+    target: Tensor | None = None
 
     @staticmethod
-    def of(starts: Sequence[int], count: int, device: torch.device) -> "_Rows":
-        if len(starts) == 1:
-            return _Rows(count, device, slice(starts[0], starts[0] + count))
-        return _Rows(count, device, (torch.tensor(starts).unsqueeze(1) + torch.arange(count)).to(device))
+    def of(
+        starts: Sequence[int], members: Sequence[int], lens: Sequence[int], tokens: Tensor, skip: int = 0
+    ) -> "_Rows":
+        """Rows of some requests: their first `lens` tokens after `skip`."""
+        count, first = max(lens), [starts[i] + skip for i in members]
+        if len(members) == 1:
+            return _Rows(1, count, slice(first[0], first[0] + count))
+        place = np.add.outer(first, np.arange(count))
+        source = np.flatnonzero(np.arange(count) < np.array(lens)[:, None])
+        target = place.ravel()[source]
+        np.minimum(place, tokens.shape[0] - 1, out=place)
+        return _Rows(
+            len(members), count, *(torch.from_numpy(x).to(tokens.device) for x in (place, source, target))
+        )
 
     def take(self, x: Tensor) -> Tensor:
-        """[B, count, ...] in float64 of a tensor over all tokens. Padding reads some token: nothing sees
-        it.
-        """
-        if isinstance(self.index, slice):
-            return x[self.index].unsqueeze(0).to(self.device, torch.float64)
-        return x[self.index.to(x.device).clamp(max=x.shape[0] - 1)].to(self.device, torch.float64)
+        """[B, count, ...] of a tensor over all tokens. Nothing sees the padding."""
+        taken = x[self.place]
+        return taken.unsqueeze(0) if self.requests == 1 else taken
 
     def operand(self, x: Tensor, descale: Descale) -> Tensor:
         """`take`, times a descale that is not one number."""
         taken = self.take(x)
         if not isinstance(descale, Tensor) or descale.numel() == 1:
             return taken
-        if descale.shape[0] == x.shape[0]:
-            return taken * self.take(descale).unsqueeze(-1)
-        return taken * descale.to(self.device, torch.float64).unsqueeze(-1)
+        factor = self.take(descale) if descale.shape[0] == x.shape[0] else descale
+        return taken.double() * factor.double().unsqueeze(-1)
 
-    def write(self, target: Tensor, x: Tensor, lens: Sequence[int]) -> None:
-        """Put x [B, count, Hkv, G, ...] without its padding into target [T, Hkv * G, ...]."""
-        if isinstance(self.index, slice):
-            target[self.index].view(x.shape[1:]).copy_(x[0])
-            return
-        real = (torch.arange(self.count) < torch.tensor(lens).unsqueeze(1)).to(self.device)
-        target[self.index[real]] = x[real].flatten(1, 2)
+    def rows(self, target: Tensor) -> Tensor:
+        """Memory [B, count, ...] for rows of `target`: the rows themselves where they are one run."""
+        if isinstance(self.place, slice):
+            return target[self.place].unsqueeze(0)
+        return target.new_empty(self.requests, self.count, *target.shape[1:])
+
+    def write(self, target: Tensor, rows: Tensor) -> None:
+        """Put rows [B, count, ...] in their place, without the padding."""
+        if self.source is not None and self.target is not None:
+            target.index_copy_(0, self.target, rows.flatten(0, 1).index_select(0, self.source))
+
+
+def _dense(x: Tensor) -> Tensor:
+    """x in float64 and contiguous, in one pass; x itself if it is so."""
+    if x.dtype == torch.float64 and x.is_contiguous():
+        return x
+    return torch.empty(x.shape, dtype=torch.float64, device=x.device).copy_(x)
 
 
 def _number(descale: Descale) -> float:
@@ -279,32 +305,30 @@ class _Work:
     cap: float | None
 
     @staticmethod
-    def of(problem: Problem, queries: _Rows, keys: _Rows, requests: int, *, ones: bool) -> "_Work":
-        kv_heads, group, dim_v = problem.kv_heads, problem.group, problem.dim_v
+    def of(problem: Problem, queries: _Rows, keys: _Rows, *, ones: bool) -> "_Work":
+        requests, kv_heads, group, dim_v = keys.requests, problem.kv_heads, problem.group, problem.dim_v
         q = queries.operand(problem.q, problem.q_descale)
-        k = keys.operand(problem.k, problem.k_descale).transpose(1, 2).flatten(0, 1).contiguous()
+        q = _dense(q.view(requests, queries.count, kv_heads, group, problem.dim_qk).transpose(1, 2))
+        k = _dense(keys.operand(problem.k, problem.k_descale).transpose(1, 2))
         v = keys.operand(problem.v, problem.v_descale).transpose(1, 2)
         alpha = problem.scale * _number(problem.q_descale) * _number(problem.k_descale)
-        longest = [torch.linalg.vector_norm(x, dim=-1).amax() for x in (q, k)]
-        padded = v.new_empty(requests * kv_heads, keys.count, dim_v + (_TAIL if ones else 0))
+        padded = k.new_empty(*v.shape[:3], dim_v + (_TAIL if ones else 0))
         padded[..., dim_v:] = 0.0
         padded[..., dim_v : dim_v + 1] = 1.0
-        values = padded[..., :dim_v]
-        values.view(requests, kv_heads, keys.count, dim_v).copy_(v)
+        values = padded[..., :dim_v].copy_(v)
         if (factor := _number(problem.v_descale)) != 1.0:
             values.mul_(factor)
-        square = torch.dot(padded.view(-1), padded.view(-1))
-        q_norm, k_norm, v_square = torch.stack([*longest, square]).tolist()
+        norms = [torch.linalg.vector_norm(x, dim=-1).amax() for x in (q, k)]
+        q_norm, k_norm, v_square = torch.stack([*norms, torch.dot(padded.view(-1), padded.view(-1))]).tolist()
         bound = min(abs(alpha) * q_norm * k_norm, problem.soft_cap or math.inf)
         # The sum of squares is finite only if every value is, and below 1e154.
         tame = math.isfinite(v_square)
+        flaws = None if tame else _split_flaws(values)
         return _Work(
-            q=q.unflatten(2, (kv_heads, group))
-            .transpose(1, 2)
-            .reshape(requests * kv_heads, -1, problem.dim_qk),
-            k_t=k.transpose(1, 2),
-            v=padded,
-            flaws=None if tame else _split_flaws(values),
+            q=q.view(requests * kv_heads, -1, problem.dim_qk),
+            k_t=k.flatten(0, 1).transpose(1, 2),
+            v=padded.flatten(0, 1),
+            flaws=None if flaws is None else flaws.flatten(0, 1),
             bounded=tame and bound <= SAFE_LOGIT,
             requests=requests,
             group=group,
@@ -323,7 +347,7 @@ class _Work:
         widest = max(keys.stop - keys.start for block in plan for keys in block.keys)
         logits = self.q.new_empty(at_once * rows * widest)
         values = self.q.new_empty(at_once * rows * self.v.shape[2])
-        lo, hi = (x.to(self.q.device).unsqueeze(-1) for x in (ranges.lo, ranges.hi))
+        lo, hi = (torch.from_numpy(x).to(self.q.device).unsqueeze(-1) for x in (ranges.lo, ranges.hi))
         # Heads outside: the keys and values of those at hand stay in cache.
         for first in range(0, count, at_once):
             heads = slice(first, first + at_once)

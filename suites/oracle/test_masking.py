@@ -2,6 +2,7 @@
 
 import random
 
+import numpy as np
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -19,8 +20,8 @@ def visible(q_len: int, context: int, keys: list[int], causal: bool, window: int
 
 
 def dense(ranges: KeyRanges, request: int, keys: int) -> Tensor:
-    key = torch.arange(keys)
-    return (key >= ranges.lo[request, :, None]) & (key < ranges.hi[request, :, None])
+    key = np.arange(keys)
+    return torch.from_numpy((key >= ranges.lo[request, :, None]) & (key < ranges.hi[request, :, None]))
 
 
 def check_blocks(plan: list[QueryBlock], ranges: KeyRanges, keys: int, block_q: int, block_k: int) -> None:
