@@ -185,7 +185,7 @@ def _positions_of(problem: Problem, members: Sequence[int]) -> list[Tensor] | No
 class _Rows:
     """Where the tokens of B requests lie among all of them, `count` of each, padded to the longest.
 
-    place: a run of rows if B is 1, else an index [B, count], whose padding reads some other token.
+    place: a run of rows if B is 1, else an index [B * count], whose padding reads some other token.
     source, target: of B > 1 requests, the rows of [B * count] that are no padding, and where they belong.
     """
 
@@ -203,9 +203,9 @@ class _Rows:
         count, first = max(lens), [starts[i] + skip for i in members]
         if len(members) == 1:
             return _Rows(1, count, slice(first[0], first[0] + count))
-        place = np.add.outer(first, np.arange(count))
+        place = np.add.outer(first, np.arange(count)).ravel()
         source = np.flatnonzero(np.arange(count) < np.array(lens)[:, None])
-        target = place.ravel()[source]
+        target = place[source]
         np.minimum(place, tokens.shape[0] - 1, out=place)
         return _Rows(
             len(members), count, *(torch.from_numpy(x).to(tokens.device) for x in (place, source, target))
@@ -213,8 +213,9 @@ class _Rows:
 
     def take(self, x: Tensor) -> Tensor:
         """[B, count, ...] of a tensor over all tokens. Nothing sees the padding."""
-        taken = x[self.place]
-        return taken.unsqueeze(0) if self.requests == 1 else taken
+        if isinstance(self.place, slice):
+            return x[self.place].unsqueeze(0)
+        return x.index_select(0, self.place).view(self.requests, self.count, *x.shape[1:])
 
     def operand(self, x: Tensor, descale: Descale) -> Tensor:
         """`take`, times a descale that is not one number."""
