@@ -62,7 +62,7 @@ class Blocks:
 
 
 CPU_BLOCKS = Blocks(rows=128, keys=512, heads=4)
-GPU_BLOCKS = Blocks(rows=512, keys=1024, heads=8)
+GPU_BLOCKS = Blocks(rows=1024, keys=4096, heads=8)
 
 
 def solve(
@@ -92,9 +92,7 @@ def solve(
         heads=block_heads or default.heads,
     )
     problem = _in_order(problem.to(where))
-    out = torch.empty(
-        problem.q.shape[0], problem.q_heads, problem.dim_v, dtype=torch.float64, device=problem.device
-    )
+    out = torch.empty(problem.q.shape[0], problem.q_heads, problem.dim_v, dtype=torch.float64, device=problem.device)
     lse = out.new_full(out.shape[:2], -math.inf)
     for members in _batches(problem, blocks.logits):
         _solve_batch(problem, members, blocks, out, lse)
@@ -206,9 +204,7 @@ class _Rows:
         source = np.flatnonzero(np.arange(count) < np.array(lens)[:, None])
         target = place[source]
         np.minimum(place, tokens.shape[0] - 1, out=place)
-        return _Rows(
-            len(members), count, *(torch.from_numpy(x).to(tokens.device) for x in (place, source, target))
-        )
+        return _Rows(len(members), count, *(torch.from_numpy(x).to(tokens.device) for x in (place, source, target)))
 
     def take(self, x: Tensor) -> Tensor:
         """[B, count, ...] of a tensor over all tokens. Nothing sees the padding."""
@@ -348,7 +344,7 @@ class _Work:
         widest = max(keys.stop - keys.start for block in plan for keys in block.keys)
         logits = self.q.new_empty(count * rows * widest)
         values = self.q.new_empty(count * rows * self.v.shape[2])
-        lo, hi = (torch.from_numpy(x).to(self.q.device).unsqueeze(-1) for x in (ranges.lo, ranges.hi))
+        lo, hi = (x.to(self.q.device).unsqueeze(-1) for x in (ranges.lo, ranges.hi))
         for block in plan:
             part = slice(block.start, block.stop)
             q = self.q[:, block.start * self.group : block.stop * self.group]

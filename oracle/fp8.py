@@ -29,8 +29,8 @@ class Overflow(StrEnum):
 class Fp8Format:
     """One format.
 
-    `max_code` is the code of the largest finite value, `nan_code` the NaN that `encode` writes. Positive codes
-    ascend with their values, so that neighbours in value are neighbours in code.
+    `max_code` is the code of the largest finite value, `nan_code` the NaN that `encode` writes. Positive
+    codes ascend with their values, so that neighbours in value are neighbours in code.
     """
 
     name: str

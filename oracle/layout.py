@@ -66,17 +66,16 @@ class CacheGeometry:
         for name in ("heads", "page_size", "dim"):
             _require(getattr(self, name) >= 1, f"{name}: {getattr(self, name)}, allowed are integers >= 1")
         x = vector_width(self.dtype)
-        if self.layout is KVLayout.SHUFFLE_5D:
-            if self.role is Role.K:
+        if self.layout == KVLayout.SHUFFLE_5D:
+            if self.role == Role.K:
                 self._require_multiple("dim", self.dim, x)
-            elif self.v_layout is VLayout.V5D:
+            elif self.v_layout == VLayout.V5D:
                 self._require_multiple("page_size", self.page_size, x)
 
     def _require_multiple(self, name: str, value: int, x: int) -> None:
         _require(
             value % x == 0,
-            f"{name}: {value}, allowed are multiples of x = {x} for {self.role} in {self.layout} "
-            f"of {self.dtype}",
+            f"{name}: {value}, allowed are multiples of x = {x} for {self.role} in {self.layout} of {self.dtype}",
         )
 
     @property
@@ -217,9 +216,7 @@ def write_slots(cache: Tensor, slots: Tensor, values: Tensor, geometry: CacheGeo
     index = element_index(slots.to(cache.device), geometry, cache.stride())
     _require_tensor("values", values, tuple(index.shape), geometry.dtype)
     distinct = len(torch.unique(slots))
-    _require(
-        distinct == len(slots), f"slots: {len(slots)} given, {distinct} distinct, allowed is each one once"
-    )
+    _require(distinct == len(slots), f"slots: {len(slots)} given, {distinct} distinct, allowed is each one once")
     _flat(cache)[index] = bits(values).to(cache.device)
 
 

@@ -25,25 +25,27 @@ multiply faster."""
 class KeyRanges:
     """Visible keys of B requests of at most Q queries: query (b, i) sees key j if lo[b, i] <= j < hi[b, i].
 
-    lo, hi: [B, Q]. NumPy, since on few numbers it costs a fraction of what torch does. Queries without a
-    visible key, and those past the end of a request, have lo = hi = 0.
+    lo, hi: int64 [B, Q] on the CPU. Queries without a visible key, and those past the end of a request, have
+    lo = hi = 0.
+    Computed with NumPy, which on few numbers costs a fraction of what torch does.
     """
 
-    lo: Integers
-    hi: Integers
+    lo: Tensor
+    hi: Tensor
 
     def span(self) -> tuple[int, int]:
         """Smallest range that holds every visible key; (0, 0) if there is none."""
-        high = int(self.hi.max(initial=0))
+        high = int(self.hi.numpy().max(initial=0))
         return (int(self.low().min()), high) if high else (0, 0)
 
     def shifted(self, start: int) -> "KeyRanges":
         """The same ranges when the first `start` keys, invisible to all, are left out."""
-        return KeyRanges(np.maximum(self.lo - start, 0), np.maximum(self.hi - start, 0)) if start else self
+        return KeyRanges((self.lo - start).clamp_(min=0), (self.hi - start).clamp_(min=0)) if start else self
 
     def low(self) -> Integers:
         """`lo`, with empty rows moved out of the way of a minimum."""
-        return np.where(self.lo == self.hi, np.iinfo(np.int64).max, self.lo)
+        lo, hi = self.lo.numpy(), self.hi.numpy()
+        return np.where(lo == hi, np.iinfo(np.int64).max, lo)
 
 
 @dataclass(frozen=True)
@@ -95,16 +97,14 @@ def key_ranges(
     hi = np.broadcast_to(kv_len, at.shape) if not causal else _keys_up_to(at, kv_len, positions)
     lo = np.zeros_like(at) if window is None else _keys_up_to(at - window, kv_len, positions)
     some = (lo < hi) & (row < q_len)
-    return KeyRanges(lo * some, hi * some)
+    return KeyRanges(torch.from_numpy(lo * some), torch.from_numpy(hi * some))
 
 
 def _keys_up_to(at: Integers, kv_len: Integers, positions: Sequence[Tensor] | None) -> Integers:
     """How many keys of the request sit at or before the position `at` [B, Q]."""
     if positions is None:
         return np.clip(at + 1, 0, kv_len)
-    rows = [
-        np.searchsorted(keys.numpy(), where, side="right") for keys, where in zip(positions, at, strict=True)
-    ]
+    rows = [np.searchsorted(keys.numpy(), where, side="right") for keys, where in zip(positions, at, strict=True)]
     return np.array(rows, dtype=np.int64).reshape(at.shape)
 
 
@@ -121,9 +121,9 @@ def plan_blocks(ranges: KeyRanges, block_q: int, block_k: int) -> list[QueryBloc
         return []
     # Per block: the keys that some query sees, and those that every query sees.
     low = np.minimum.reduceat(ranges.low().min(0), starts).tolist()
-    high = np.maximum.reduceat(ranges.hi.max(0), starts).tolist()
-    all_low = np.maximum.reduceat(ranges.lo.max(0), starts).tolist()
-    all_high = np.minimum.reduceat(ranges.hi.min(0), starts).tolist()
+    high = np.maximum.reduceat(ranges.hi.numpy().max(0), starts).tolist()
+    all_low = np.maximum.reduceat(ranges.lo.numpy().max(0), starts).tolist()
+    all_high = np.minimum.reduceat(ranges.hi.numpy().min(0), starts).tolist()
     return [
         QueryBlock(start, min(start + block_q, queries), _cut((a, b), (c, d), block_k))
         for start, a, b, c, d in zip(starts, low, high, all_low, all_high, strict=True)

@@ -203,13 +203,9 @@ def _check_lengths(p: Problem) -> None:
         ok = isinstance(values, tuple) and all(type(n) is int and n >= 0 for n in values)
         _require(ok, name, "a tuple of integers >= 0", values)
     if len(p.kv_lens) != len(p.q_lens):
-        raise ProblemError(
-            f"kv_lens: allowed is one length per request ({len(p.q_lens)}), got {len(p.kv_lens)}"
-        )
+        raise ProblemError(f"kv_lens: allowed is one length per request ({len(p.q_lens)}), got {len(p.kv_lens)}")
     if len(p.contexts) != len(p.q_lens):
-        raise ProblemError(
-            f"context_lens: allowed is one length per request ({len(p.q_lens)}), got {len(p.contexts)}"
-        )
+        raise ProblemError(f"context_lens: allowed is one length per request ({len(p.q_lens)}), got {len(p.contexts)}")
     _require(sum(p.q_lens) == p.q.shape[0], "q_lens", f"a sum of q's {p.q.shape[0]} tokens", p.q_lens)
     _require(sum(p.kv_lens) == p.k.shape[0], "kv_lens", f"a sum of k's {p.k.shape[0]} tokens", p.kv_lens)
     fits = all(n <= length for n, length in zip(p.kv_lens, p.contexts, strict=True))
@@ -217,9 +213,7 @@ def _check_lengths(p: Problem) -> None:
 
 
 def _check_numbers(p: Problem) -> None:
-    _require(
-        isinstance(p.scale, (int, float)) and math.isfinite(p.scale), "scale", "a finite number", p.scale
-    )
+    _require(isinstance(p.scale, (int, float)) and math.isfinite(p.scale), "scale", "a finite number", p.scale)
     _require(isinstance(p.causal, bool), "causal", "True or False", p.causal)
     _require(
         p.window is None or (type(p.window) is int and p.window >= 1),
@@ -236,8 +230,7 @@ def _check_numbers(p: Problem) -> None:
     )
     sinks = p.sinks
     _require(
-        sinks is None
-        or (isinstance(sinks, Tensor) and sinks.is_floating_point() and sinks.shape == p.q.shape[1:2]),
+        sinks is None or (isinstance(sinks, Tensor) and sinks.is_floating_point() and sinks.shape == p.q.shape[1:2]),
         "sinks",
         f"None or a floating tensor [{p.q.shape[1]}]",
         sinks,

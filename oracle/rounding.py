@@ -1,11 +1,12 @@
 """Correct rounding from float64 to an output dtype, and acceptance intervals in that dtype.
 
-Rounding to nearest is monotone: a result within `bound` of the exact value o, rounded to the output dtype, lies
-between round(o - bound) and round(o + bound). So a bound on the error before the last rounding needs no half-ulp
-of slack, and where it is far below the spacing of the dtype the comparison is with one value, exact.
+Rounding to nearest is monotone: a result within `bound` of the exact value o, rounded to the output dtype,
+lies between round(o - bound) and round(o + bound). So a bound on the error before the last rounding needs no
+half-ulp of slack, and where it is far below the spacing of the dtype the comparison is with one value, exact.
 """
 
 from dataclasses import dataclass
+from functools import cache
 
 import torch
 from torch import Tensor
@@ -75,43 +76,46 @@ def interval(
 ) -> tuple[Tensor, Tensor]:
     """Least and greatest value of `dtype` that a result within `bound` of float64 `expected` can round to.
 
-    `bound` is absolute, broadcasts to the shape of `expected`, and may be inf, which accepts every number. An
-    infinite expectation accepts itself alone, unless the bound is infinite. A NaN expectation gives (NaN, NaN),
-    which `inside` reads as "must be NaN". Raises ValueError for a negative or NaN bound beside an expectation
-    that is a number, and for Overflow.NAN, under which rounding is not monotone.
+    `bound` is absolute, broadcasts to the shape of `expected`, and may be inf, which accepts every number.
+    An infinite expectation accepts itself alone, unless the bound is infinite. A NaN expectation gives
+    (NaN, NaN), which `inside` reads as "must be NaN". Raises ValueError for a negative or NaN bound beside an
+    expectation that is a number, and for Overflow.NAN, under which rounding is not monotone.
     """
     if overflow is Overflow.NAN:
         raise ValueError("no interval under Overflow.NAN: a value that overflows compares with nothing")
     radius = torch.as_tensor(bound, dtype=torch.float64, device=expected.device).expand(expected.shape)
-    unordered = expected.isnan()
-    if bool((~(radius >= 0) & ~unordered).any()):
+    if bool((~(radius >= 0) & ~expected.isnan()).any()):
         raise ValueError("bound: negative or NaN, allowed are numbers >= 0 and inf")
-    low, high = _difference_down(expected, radius), -_difference_down(-expected, radius)
-    infinite, vacuous = expected.isinf(), radius.isinf()
-    ends = []
-    for end, limit in ((low, -torch.inf), (high, torch.inf)):
-        end = torch.where(infinite, expected, end)
-        end = end.masked_fill(vacuous, limit).masked_fill(unordered, torch.nan)
-        ends.append(round_to(end, dtype, overflow))
-    return ends[0], ends[1]
+    low, high = _difference_down(expected, radius), _difference_down(-expected, radius).neg_()
+    if not bool((expected.isfinite() & radius.isfinite()).all()):
+        infinite, vacuous, unordered = expected.isinf(), radius.isinf(), expected.isnan()
+        for end, limit in ((low, -torch.inf), (high, torch.inf)):
+            end[infinite] = expected[infinite]
+            end.masked_fill_(vacuous, limit).masked_fill_(unordered, torch.nan)
+    return round_to(low, dtype, overflow), round_to(high, dtype, overflow)
 
 
 def _difference_down(a: Tensor, b: Tensor) -> Tensor:
-    """The greatest float64 not above the exact a - b, or the one below it (error term: Knuth's TwoSum).
+    """The greatest float64 not above the exact a - b (exactness from the error term of Knuth's TwoSum).
 
     Float64 rounds the ends of an interval too; inward, it could push an end across a midpoint of the dtype.
     """
     difference = a - b
     b_part = a - difference
-    error = (a - (difference + b_part)) - (b - b_part)
-    return torch.where(error < 0, difference.nextafter(torch.full_like(difference, -torch.inf)), difference)
+    error = (difference + b_part).sub_(a).neg_().sub_(b_part.neg_().add_(b))
+    return torch.where(error < 0, difference.nextafter(_minus_infinity(a.device)), difference)
+
+
+@cache
+def _minus_infinity(device: torch.device) -> Tensor:
+    return torch.tensor(-torch.inf, dtype=torch.float64, device=device)
 
 
 def inside(out: Tensor, low: Tensor, high: Tensor) -> Tensor:
     """Elementwise: `out` lies in the closed interval [low, high] of its own dtype. Returns bool.
 
-    The comparison is numeric: -0 equals +0, and an infinity is inside only where it is an end. A NaN is inside
-    exactly where both ends are NaN, and nothing else is there. Raises TypeError when the dtypes differ.
+    The comparison is numeric: -0 equals +0, and an infinity is inside only where it is an end. A NaN is
+    inside where both ends are NaN, and nothing else is there. Raises TypeError when the dtypes differ.
     """
     if not out.dtype == low.dtype == high.dtype:
         raise TypeError(f"cannot compare {out.dtype} with an interval of {low.dtype} and {high.dtype}")

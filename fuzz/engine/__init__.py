@@ -1,0 +1,74 @@
+"""Where a kernel executes. One process runs one engine."""
+
+from __future__ import annotations
+
+import torch
+
+from oracle.kinds import Engine
+
+
+class EngineError(RuntimeError):
+    """An engine that cannot run here. The message is one line that says what is missing."""
+
+
+_current: Engine | None = None
+
+
+def detect() -> Engine:
+    """The engine that ``auto`` means: the GPU that torch sees, else the emulator."""
+    if not torch.cuda.is_available():
+        return Engine.EMULATOR
+    return Engine.HIP if torch.version.hip else Engine.CUDA
+
+
+def unavailable(engine: Engine) -> str | None:
+    """Why ``engine`` cannot run here, or None."""
+    if engine is Engine.EMULATOR:
+        return None
+    if not torch.cuda.is_available():
+        return f"{engine.value}: torch {torch.__version__} sees no GPU"
+    built = Engine.HIP if torch.version.hip else Engine.CUDA
+    if engine is not built:
+        return f"{engine.value}: torch {torch.__version__} is built for {built.value}"
+    return None
+
+
+def start(engine: Engine) -> None:
+    """Make ``engine`` the engine of this process.
+
+    Raises ``EngineError`` if it cannot run here, or if the process already runs another.
+    """
+    global _current
+    reason = unavailable(engine)
+    if reason is not None:
+        raise EngineError(reason)
+    if _current not in (None, engine):
+        raise EngineError(f"{engine.value}: this process runs {_current.value if _current else ''} already")
+    _current = engine
+
+
+def current() -> Engine:
+    """The engine of this process. Raises ``EngineError`` before ``start``."""
+    if _current is None:
+        raise EngineError("no engine: call fuzz.engine.start first")
+    return _current
+
+
+def device(engine: Engine) -> str:
+    """The torch device on which an engine's tensors live."""
+    return "cpu" if engine is Engine.EMULATOR else "cuda"
+
+
+def synchronize(engine: Engine) -> None:
+    """Wait for the device, so that its errors surface here."""
+    if engine is not Engine.EMULATOR:
+        torch.cuda.synchronize()
+
+
+def unsupported_reason(error: Exception) -> str | None:
+    """The reason, if ``error`` says that the engine lacks something rather than that the kernel is wrong."""
+    if _current is not Engine.EMULATOR:
+        return None
+    from fuzz.engine.emulator.errors import UnknownName
+
+    return str(error) if isinstance(error, UnknownName) else None

@@ -95,9 +95,7 @@ def test_a_window_of_one_sees_itself_only() -> None:
 
 
 @pytest.mark.parametrize("logit", [0.0, 800.0, -800.0])
-@pytest.mark.parametrize(
-    ("distance", "share"), [(-2000.0, 1.0), (-40.0, 1.0), (0.0, 0.5), (2000.0, 0.0), (INF, 0.0)]
-)
+@pytest.mark.parametrize(("distance", "share"), [(-2000.0, 1.0), (-40.0, 1.0), (0.0, 0.5), (2000.0, 0.0), (INF, 0.0)])
 def test_sinks_far_above_and_below(logit: float, distance: float, share: float) -> None:
     p = by_logits([[logit]], [3.0], sinks=torch.tensor([logit + distance], dtype=torch.float64))
     solution = solve(p)
@@ -112,9 +110,7 @@ def test_a_sink_of_minus_infinity_is_no_sink() -> None:
 
 
 def test_the_sink_is_neither_scaled_nor_capped() -> None:
-    p = by_logits(
-        [[0.0]], [1.0], scale=100.0, soft_cap=0.5, sinks=torch.tensor([math.log(3.0)], dtype=torch.float64)
-    )
+    p = by_logits([[0.0]], [1.0], scale=100.0, soft_cap=0.5, sinks=torch.tensor([math.log(3.0)], dtype=torch.float64))
     assert outputs(solve(p)) == pytest.approx([0.25], rel=1e-15)
 
 
@@ -216,9 +212,7 @@ def by_keys(keys: list[float], values: list[float], **fields: Any) -> Problem:
 
 @BLOCKS
 @pytest.mark.parametrize("keys", [[INF, 0.0], [0.0, INF], [INF, INF], [INF, -INF], [INF, 800.0, -INF]])
-def test_a_logit_of_infinity_makes_the_row_nan_and_its_lse_infinite(
-    keys: list[float], blocks: dict[str, int]
-) -> None:
+def test_a_logit_of_infinity_makes_the_row_nan_and_its_lse_infinite(keys: list[float], blocks: dict[str, int]) -> None:
     solution = solve(by_keys(keys, [1.0] * len(keys)), **blocks)
     assert math.isnan(outputs(solution)[0])
     assert float(solution.lse) == INF

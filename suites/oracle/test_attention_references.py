@@ -95,15 +95,8 @@ def check_against_mpmath(p: Problem, **options: Any) -> None:
 
 
 def mp_logit(p: Problem, row: int, h: int, j: int, kv: int) -> Any:
-    dot = mpmath.fsum(
-        mpmath.mpf(float(a)) * mpmath.mpf(float(b)) for a, b in zip(p.q[row, h], p.k[j, kv], strict=True)
-    )
-    s = (
-        mpmath.mpf(p.scale)
-        * mpmath.mpf(factor(p.q_descale, row, h))
-        * mpmath.mpf(factor(p.k_descale, j, kv))
-        * dot
-    )
+    dot = mpmath.fsum(mpmath.mpf(float(a)) * mpmath.mpf(float(b)) for a, b in zip(p.q[row, h], p.k[j, kv], strict=True))
+    s = mpmath.mpf(p.scale) * mpmath.mpf(factor(p.q_descale, row, h)) * mpmath.mpf(factor(p.k_descale, j, kv)) * dot
     return s if p.soft_cap is None else p.soft_cap * mpmath.tanh(s / p.soft_cap)
 
 
@@ -133,9 +126,7 @@ MPMATH_CASES = {
     "sinks": random_problem(5, (3,), (5,), sinks=torch.tensor([0.7, -1.1])),
     "soft cap": random_problem(6, (3,), (5,), soft_cap=1.5, size=3.0),
     "soft cap beyond the safe logits": random_problem(6, (3,), (5,), soft_cap=700.0, size=900.0),
-    "cap, sinks and window": random_problem(
-        7, (5,), (9,), soft_cap=2.0, window=4, sinks=torch.tensor([0.5, 2.0])
-    ),
+    "cap, sinks and window": random_problem(7, (5,), (9,), soft_cap=2.0, window=4, sinks=torch.tensor([0.5, 2.0])),
     "groups": random_problem(8, (3,), (5,), heads=(6, 2)),
     "one kv head": random_problem(9, (2,), (4,), heads=(4, 1)),
     "D_qk < D_v": random_problem(10, (3,), (5,), dims=(3, 7)),
@@ -189,9 +180,7 @@ MPMATH_CASES = {
 }
 
 
-@pytest.mark.parametrize(
-    "blocks", [{}, {"block_q": 2, "block_k": 2, "block_heads": 1}], ids=["default", "tiny blocks"]
-)
+@pytest.mark.parametrize("blocks", [{}, {"block_q": 2, "block_k": 2, "block_heads": 1}], ids=["default", "tiny blocks"])
 @pytest.mark.parametrize("name", MPMATH_CASES)
 def test_against_mpmath(name: str, blocks: dict[str, int]) -> None:
     check_against_mpmath(MPMATH_CASES[name], **blocks)
@@ -340,10 +329,7 @@ def test_a_request_does_not_depend_on_its_neighbours() -> None:
 def test_keys_do_not_depend_on_their_order(large: Problem) -> None:
     g = torch.Generator().manual_seed(1)
     order = torch.cat(
-        [
-            torch.randperm(n, generator=g) + start
-            for n, start in zip(large.kv_lens, large.kv_starts, strict=False)
-        ]
+        [torch.randperm(n, generator=g) + start for n, start in zip(large.kv_lens, large.kv_starts, strict=False)]
     )
     assert_same(solved(large.take_keys(order, large.kv_lens)), solved(large))
 

@@ -2,7 +2,6 @@
 
 import random
 
-import numpy as np
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -20,8 +19,8 @@ def visible(q_len: int, context: int, keys: list[int], causal: bool, window: int
 
 
 def dense(ranges: KeyRanges, request: int, keys: int) -> Tensor:
-    key = np.arange(keys)
-    return torch.from_numpy((key >= ranges.lo[request, :, None]) & (key < ranges.hi[request, :, None]))
+    key = torch.arange(keys)
+    return (key >= ranges.lo[request, :, None]) & (key < ranges.hi[request, :, None])
 
 
 def check_blocks(plan: list[QueryBlock], ranges: KeyRanges, keys: int, block_q: int, block_k: int) -> None:
@@ -58,9 +57,7 @@ def test_ranges_and_blocks_agree_with_the_definition(
     q_lens, contexts = [q for q, _ in lengths], [c for _, c in lengths]
     ranges = key_ranges(q_lens, contexts, contexts, causal=causal, window=window)
     for b, (q_len, context) in enumerate(lengths):
-        expected = torch.tensor(visible(q_len, context, list(range(context)), causal, window)).view(
-            q_len, context
-        )
+        expected = torch.tensor(visible(q_len, context, list(range(context)), causal, window)).view(q_len, context)
         actual = dense(ranges, b, context)
         assert torch.equal(actual[:q_len], expected)
         assert not actual[q_len:].any()
@@ -87,9 +84,7 @@ def test_ranges_of_some_keys_agree_with_the_definition(
         positions=[torch.tensor(k, dtype=torch.int64) for k in keys],
     )
     for b, (given_keys, q_len) in enumerate(zip(keys, q_lens, strict=True)):
-        expected = torch.tensor(visible(q_len, contexts[b], given_keys, causal, window)).view(
-            q_len, len(given_keys)
-        )
+        expected = torch.tensor(visible(q_len, contexts[b], given_keys, causal, window)).view(q_len, len(given_keys))
         assert torch.equal(dense(ranges, b, len(given_keys))[:q_len], expected)
 
 

@@ -56,12 +56,8 @@ def test_a_nan_output_with_weight_propagates() -> None:
 
 
 def test_weights_in_natural_and_base_two() -> None:
-    assert merged(state(1.0, math.log(3.0)), state(5.0, 0.0)) == pytest.approx(
-        (2.0, math.log(4.0)), rel=1e-15
-    )
-    assert merged(state(1.0, math.log2(3.0)), state(5.0, 0.0), base=LseBase.TWO) == pytest.approx(
-        (2.0, 2.0), rel=1e-15
-    )
+    assert merged(state(1.0, math.log(3.0)), state(5.0, 0.0)) == pytest.approx((2.0, math.log(4.0)), rel=1e-15)
+    assert merged(state(1.0, math.log2(3.0)), state(5.0, 0.0), base=LseBase.TWO) == pytest.approx((2.0, 2.0), rel=1e-15)
 
 
 def test_far_apart_states_do_not_overflow() -> None:
@@ -77,9 +73,9 @@ def test_shapes_must_belong_together() -> None:
 
 def test_a_sink_takes_its_share_of_the_weight() -> None:
     out, lse = state(6.0, 0.0)
-    assert float(
-        apply_sink(out, lse, torch.tensor([math.log(2.0)], dtype=torch.float64))[0, 0, 0]
-    ) == pytest.approx(2.0)
+    assert float(apply_sink(out, lse, torch.tensor([math.log(2.0)], dtype=torch.float64))[0, 0, 0]) == pytest.approx(
+        2.0
+    )
     three = torch.full((1, 1), 3.0, dtype=torch.float64)
     assert torch.allclose(
         apply_sink(out, three, torch.tensor([1.0]), LseBase.TWO),
@@ -127,9 +123,7 @@ def test_any_split_of_the_keys_merges_to_the_whole(
     share = torch.randint(0, parts, (p.k.shape[0],), generator=g)
     states = [solve(p.subset(share == i)) for i in range(parts)]
     unit = math.log(2.0) if base is LseBase.TWO else 1.0
-    out, lse = merge_states(
-        torch.stack([s.out for s in states]), torch.stack([s.lse for s in states]) / unit, base
-    )
+    out, lse = merge_states(torch.stack([s.out for s in states]), torch.stack([s.lse for s in states]) / unit, base)
     whole = solve(p)
     if sinks:
         logits = torch.randn(4, generator=g)

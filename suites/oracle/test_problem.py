@@ -32,9 +32,7 @@ def test_counts_and_offsets() -> None:
 
 
 def test_a_call_without_requests() -> None:
-    p = Problem(
-        **fields(q=torch.ones(0, 4, 8), k=torch.ones(0, 2, 8), v=torch.ones(0, 2, 6), q_lens=(), kv_lens=())
-    )
+    p = Problem(**fields(q=torch.ones(0, 4, 8), k=torch.ones(0, 2, 8), v=torch.ones(0, 2, 6), q_lens=(), kv_lens=()))
     assert p.positions().shape == (0,)
 
 

@@ -1,0 +1,359 @@
+"""A case: the small description from which a problem and its physical tensors are rebuilt.
+
+A case holds no tensor and no path. It is JSON with a schema version; a file that does not fit is refused
+with the field's name and what is allowed there.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, fields
+from enum import StrEnum
+from pathlib import Path
+from typing import Any
+
+from oracle.convention import Granularity
+from oracle.kinds import KVLayout, Operation, VLayout
+
+SCHEMA = 1
+
+STORAGE_BYTES = {
+    "fp32": 4,
+    "bf16": 2,
+    "fp16": 2,
+    "uint8": 1,
+    "e4m3fn": 1,
+    "e4m3fnuz": 1,
+    "e5m2": 1,
+    "e5m2fnuz": 1,
+}
+MAX_TOKENS = 1 << 20
+MAX_REQUESTS = 1 << 12
+
+
+class CaseError(ValueError):
+    """A case that cannot be. The message is one line: the field and what is allowed."""
+
+
+class Placement(StrEnum):
+    """Where a request's pages lie in the pool."""
+
+    ASCENDING = "ascending"
+    SHUFFLED = "shuffled"
+
+
+class Pool(StrEnum):
+    """How large the pool of pages is."""
+
+    TIGHT = "tight"
+    """exactly the pages in use"""
+    SPARE = "spare"
+    """unused, poisoned pages between and after the used ones"""
+    HUGE = "huge"
+    """more than 2**31 elements, pages at both ends; only on request"""
+
+
+class Skip(StrEnum):
+    """How many tokens of a KV write carry a negative slot, which means: do not store."""
+
+    NONE = "none"
+    SOME = "some"
+    ALL = "all"
+
+
+class SlotMap(StrEnum):
+    """Whether a KV write goes through a map from full-pool slots to those of a sliding-window sub-pool."""
+
+    NONE = "none"
+    FULL = "full"
+    """every token has a slot in the sub-pool"""
+    HOLES = "holes"
+    """some tokens map to -1: the sub-pool does not keep them"""
+
+
+class Sink(StrEnum):
+    """Learned sink logits, one a query head."""
+
+    NONE = "none"
+    NORMAL = "normal"
+    DOMINANT = "dominant"
+    """far above every logit"""
+    NEGLIGIBLE = "negligible"
+    """far below every logit"""
+
+
+class Probe(StrEnum):
+    """The design of the input values."""
+
+    NORMAL = "normal"
+    BYTES = "bytes"
+    """every bit pattern, NaN payloads included; for copies only"""
+    CONSTANT_V = "constant_v"
+    """normal q and k, v = 1: the output shows the normalisation alone"""
+
+
+Parser = Callable[[str, Any], Any]
+
+
+def _shown(value: object) -> str:
+    text = value if isinstance(value, str) and value.isidentifier() else json.dumps(value, default=repr)
+    return text if len(text) <= 60 else text[:57] + "..."
+
+
+def _fail(name: str, value: Any, allowed: str) -> CaseError:
+    shown = json.dumps(value, default=repr)
+    return CaseError(f"case.{name}: {shown if len(shown) <= 60 else shown[:57] + '...'}; allowed: {allowed}")
+
+
+def _integer(low: int, high: int) -> Parser:
+    def parse(name: str, value: Any) -> int:
+        if type(value) is not int or not low <= value <= high:
+            raise _fail(name, value, f"an integer from {low} to {high}")
+        return value
+
+    return parse
+
+
+def _integers(low: int, high: int, most: int) -> Parser:
+    one = _integer(low, high)
+
+    def parse(name: str, value: Any) -> tuple[int, ...]:
+        if not isinstance(value, list | tuple) or len(value) > most:
+            raise _fail(name, value, f"a list of at most {most} integers from {low} to {high}")
+        return tuple(one(f"{name}[{i}]", v) for i, v in enumerate(value))
+
+    return parse
+
+
+def _flag(name: str, value: Any) -> bool:
+    if type(value) is not bool:
+        raise _fail(name, value, "true or false")
+    return value
+
+
+def _number(low: float, high: float) -> Parser:
+    def parse(name: str, value: Any) -> float:
+        if type(value) not in (int, float) or not low <= value <= high:
+            raise _fail(name, value, f"a number from {low:g} to {high:g}")
+        return float(value)
+
+    return parse
+
+
+def _optional(inner: Parser) -> Parser:
+    def parse(name: str, value: Any) -> Any:
+        if value is None:
+            return None
+        try:
+            return inner(name, value)
+        except CaseError as error:
+            raise CaseError(f"{error}, or null") from None
+
+    return parse
+
+
+def _one_of(kind: type[StrEnum]) -> Parser:
+    def parse(name: str, value: Any) -> StrEnum:
+        try:
+            return kind(value)
+        except ValueError:
+            raise _fail(name, value, ", ".join(kind)) from None
+
+    return parse
+
+
+def _name(*allowed: str) -> Parser:
+    def parse(name: str, value: Any) -> str:
+        if not isinstance(value, str) or value not in allowed:
+            raise _fail(name, value, ", ".join(allowed))
+        return value
+
+    return parse
+
+
+_PARSERS: dict[str, Parser] = {
+    "operation": _one_of(Operation),
+    "seed": _integer(0, (1 << 63) - 1),
+    "context_lens": _integers(0, MAX_TOKENS, MAX_REQUESTS),
+    "query_lens": _integers(0, MAX_TOKENS, MAX_REQUESTS),
+    "num_kv_heads": _integer(1, 1024),
+    "group_size": _integer(1, 1024),
+    "head_dim": _integer(1, 4096),
+    "v_head_dim": _integer(1, 4096),
+    "dtype": _name(*STORAGE_BYTES),
+    "kv_dtype": _name(*STORAGE_BYTES),
+    "kv_layout": _one_of(KVLayout),
+    "v_layout": _one_of(VLayout),
+    "page_size": _integer(1, 4096),
+    "placement": _one_of(Placement),
+    "pool": _one_of(Pool),
+    "index_dtype": _name("int32", "int64"),
+    "strided": _flag,
+    "causal": _flag,
+    "window": _optional(_integer(1, MAX_TOKENS)),
+    "sinks": _one_of(Sink),
+    "soft_cap": _optional(_number(1e-3, 1e6)),
+    "scale": _optional(_number(-1e3, 1e3)),
+    "q_descale": _one_of(Granularity),
+    "k_descale": _one_of(Granularity),
+    "v_descale": _one_of(Granularity),
+    "skip": _one_of(Skip),
+    "slot_map": _one_of(SlotMap),
+    "probe": _one_of(Probe),
+}
+"""What each field may hold."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Case:
+    """One case. Lengths are in tokens; a request's queries are its last ``query_lens[i]`` positions.
+
+    ``kv_write`` stores, and ``kv_gather`` reads, every position of every request; they have no queries.
+    Raises ``CaseError`` on construction where a field, or a pair of fields, cannot be.
+    """
+
+    operation: Operation
+    seed: int
+    context_lens: tuple[int, ...]
+    query_lens: tuple[int, ...]
+    num_kv_heads: int
+    group_size: int
+    head_dim: int
+    v_head_dim: int
+    dtype: str
+    kv_dtype: str
+    kv_layout: KVLayout
+    v_layout: VLayout
+    page_size: int
+    placement: Placement
+    pool: Pool
+    index_dtype: str
+    strided: bool
+    causal: bool
+    window: int | None
+    sinks: Sink
+    soft_cap: float | None
+    scale: float | None
+    q_descale: Granularity
+    k_descale: Granularity
+    v_descale: Granularity
+    skip: Skip
+    slot_map: SlotMap
+    probe: Probe
+
+    def __post_init__(self) -> None:
+        for name, parse in _PARSERS.items():
+            object.__setattr__(self, name, parse(name, getattr(self, name)))
+        _check_together(self)
+
+    @property
+    def num_q_heads(self) -> int:
+        """Number of query heads."""
+        return self.num_kv_heads * self.group_size
+
+    @property
+    def is_copy(self) -> bool:
+        """Whether the operation moves bits and computes nothing on them."""
+        return self.operation in (Operation.KV_WRITE, Operation.KV_GATHER)
+
+    def to_json(self) -> str:
+        """One JSON object on several lines, keys in the order of the fields."""
+        return json.dumps(self.to_dict(), indent=2) + "\n"
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data, ``schema`` first."""
+        plain = {f.name: getattr(self, f.name) for f in fields(self)}
+        return {"schema": SCHEMA} | {
+            name: value.value if isinstance(value, StrEnum) else list(value) if isinstance(value, tuple) else value
+            for name, value in plain.items()
+        }
+
+
+def _check_together(case: Case) -> None:
+    attends = not case.is_copy
+    requests = len(case.context_lens)
+    if attends and len(case.query_lens) != requests:
+        raise CaseError(f"case.query_lens: {len(case.query_lens)} lengths; allowed: one a request, here {requests}")
+    if sum(case.context_lens) > MAX_TOKENS:
+        raise CaseError(f"case.context_lens: {sum(case.context_lens)} tokens together; at most {MAX_TOKENS}")
+    if case.is_copy:
+        _check_copy(case)
+    elif case.probe is Probe.BYTES:
+        raise CaseError(f'case.probe: "bytes"; allowed for {case.operation.value}: normal, constant_v')
+    elif case.dtype == "uint8":
+        raise CaseError(f'case.dtype: "uint8"; allowed for {case.operation.value}: a float dtype')
+    if case.operation is not Operation.KV_WRITE and (case.slot_map, case.skip) != (SlotMap.NONE, Skip.NONE):
+        raise CaseError('case.skip and case.slot_map: only for kv_write; allowed elsewhere: "none"')
+    if case.kv_layout is KVLayout.SHUFFLE_5D:
+        x = 16 // STORAGE_BYTES[case.kv_dtype]
+        for name in ("page_size", "head_dim", "v_head_dim"):
+            if getattr(case, name) % x:
+                raise CaseError(
+                    f"case.{name}: {getattr(case, name)}; allowed: a multiple of {x} for shuffle_5d in {case.kv_dtype}"
+                )
+
+
+def _check_copy(case: Case) -> None:
+    if case.query_lens:
+        raise CaseError(f"case.query_lens: {list(case.query_lens)}; allowed for a copy: []")
+    if case.dtype != case.kv_dtype:
+        raise CaseError(f"case.dtype: {case.dtype!r}; allowed for a copy: kv_dtype, {case.kv_dtype!r}")
+    for name, plain in (("window", None), ("soft_cap", None), ("scale", None), ("sinks", Sink.NONE)):
+        if getattr(case, name) != plain:
+            raise CaseError(f"case.{name}: not for a copy; allowed: {json.dumps(plain)}")
+    if case.group_size != 1:
+        raise CaseError(f"case.group_size: {case.group_size}; allowed for a copy: 1")
+
+
+def case_from_dict(data: object) -> Case:
+    """Rebuild a case from plain data.
+
+    Raises ``CaseError`` naming the first field that is unknown, missing, of the wrong type or out of range.
+    """
+    if not isinstance(data, Mapping):
+        raise CaseError(f"case: {type(data).__name__}; allowed: a JSON object")
+    if "schema" not in data:
+        raise CaseError(f"case.schema: missing; allowed: {SCHEMA}")
+    if type(data["schema"]) is not int or data["schema"] != SCHEMA:
+        raise _fail("schema", data["schema"], f"{SCHEMA}, the version that this release reads")
+    names = [f.name for f in fields(Case)]
+    for name in data:
+        if name != "schema" and name not in names:
+            raise CaseError(f"case.{_shown(name)}: unknown field; allowed: schema, {', '.join(names)}")
+    for name in names:
+        if name not in data:
+            raise CaseError(f"case.{name}: missing; every field is required")
+    return Case(**{name: data[name] for name in names})
+
+
+def _no_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for name, value in pairs:
+        if name in found:
+            raise CaseError(f"case.{_shown(name)}: given twice")
+        found[name] = value
+    return found
+
+
+def case_from_json(text: str) -> Case:
+    """Parse the JSON text of a case. Raises ``CaseError``."""
+    try:
+        data = json.loads(text, object_pairs_hook=_no_duplicates)
+    except CaseError:
+        raise
+    except (ValueError, RecursionError) as error:
+        raise CaseError(f"case: not JSON: {str(error)[:120]}") from None
+    return case_from_dict(data)
+
+
+def load_case(path: Path) -> Case:
+    """Read a case file (UTF-8 JSON). Raises ``CaseError``, with the file's name in front."""
+    try:
+        return case_from_json(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise CaseError(f"{path}: cannot be read: {error.strerror}") from None
+    except UnicodeDecodeError:
+        raise CaseError(f"{path}: not UTF-8 text") from None
+    except CaseError as error:
+        raise CaseError(f"{path}: {error}") from None

@@ -1,0 +1,93 @@
+"""Values and log-sum-exp of an attention target against the oracle, within the target's budget."""
+
+from __future__ import annotations
+
+import math
+
+from torch import Tensor
+
+from fuzz.buffers import DTYPES
+from fuzz.check.execute import Execution
+from fuzz.check.result import CaseResult, Check, CheckResult
+from oracle.attention import lse_with_sink, solve
+from oracle.budget.judge import Tally, judge
+from oracle.budget.worst_case import worst_case
+from oracle.convention import EmptyLse, EmptyOut, LseLayout
+from oracle.declare import Declaration
+from oracle.verdict import Verdict
+
+NAMES = {dtype: name for name, dtype in DTYPES.items()}
+
+EMPTY_LSE = {
+    EmptyLse.NEGATIVE_INFINITY: -math.inf,
+    EmptyLse.POSITIVE_INFINITY: math.inf,
+    EmptyLse.UNDEFINED: None,
+}
+
+
+def attention_values(declaration: Declaration, run: Execution) -> CaseResult:
+    """Solve the problem, bound the target's rounding errors, and judge each element of out and lse."""
+    problem, case = run.instance.problem, run.instance.case
+    if problem is None:
+        raise TypeError(f"{case.operation} poses no attention problem")
+    convention, precision = declaration.convention, declaration.precision_for(case.dtype)
+    solution = solve(problem)
+    if convention.lse_includes_sink and problem.sinks is not None:
+        solution = type(solution)(solution.out, lse_with_sink(solution.lse, problem.sinks))
+    bounds = worst_case(problem, precision, input_dtype=case.dtype, lse_includes_sink=convention.lse_includes_sink)
+    out, lse = run.outputs["out"], run.outputs.get("lse")
+    if lse is not None and convention.lse_layout is LseLayout.HEAD_TOKEN:
+        lse = lse.transpose(0, 1)
+    judgement = judge(
+        out,
+        lse,
+        solution,
+        bounds,
+        out_dtype=NAMES[out.dtype],
+        precision=precision,
+        expected_empty_out=0.0 if convention.empty_out is EmptyOut.ZERO else None,
+        expected_empty_lse=EMPTY_LSE[convention.empty_lse],
+        lse_base=convention.lse_base,
+    )
+    checks = [_result(Check.VALUES, judgement.out, out)]
+    if judgement.lse is not None and lse is not None:
+        checks.append(_result(Check.LSE, judgement.lse, lse))
+    tallies = [t for t in (judgement.out, judgement.lse) if t is not None]
+    ratios = [t.worst.ratio for t in tallies if t.worst is not None and math.isfinite(t.worst.ratio)]
+    return CaseResult(
+        checks=tuple(checks),
+        elements=sum(t.elements for t in tallies),
+        vacuous_elements=sum(t.vacuous for t in tallies),
+        worst_ratio=max(ratios, default=None),
+    )
+
+
+def _result(check: Check, tally: Tally, actual: Tensor) -> CheckResult:
+    if not tally.elements:
+        # An empty batch, or nothing but rows whose value the convention leaves open: nothing to say.
+        return CheckResult(check, Verdict.PASS, "no elements to judge")
+    if tally.worst is None or tally.verdict is Verdict.PASS:
+        return CheckResult(check, tally.verdict)
+    worst = tally.worst
+    names = ("token", "head", "dim")[: len(worst.index)]
+    where = ", ".join(f"{name} {i}" for name, i in zip(names, worst.index, strict=True))
+    failures = f"{tally.failures} of {tally.elements} elements in {tally.failing_rows} rows beyond their budget"
+    said = (
+        failures if tally.failures else f"{tally.vacuous} of {tally.elements} elements have a budget that says nothing"
+    )
+    message = (
+        f"{said}; {where}: expected {worst.expected:.6g}, got {worst.actual:.6g}, "
+        f"budget {worst.bound:.3g}, ratio {worst.ratio:.3g}"
+    )
+    evidence = {
+        "index": list(worst.index),
+        "expected": repr(worst.expected),
+        "actual": repr(worst.actual),
+        "bound": repr(worst.bound),
+        "ratio": repr(worst.ratio),
+        "failures": tally.failures,
+        "elements": tally.elements,
+        "failing_rows": [list(row) for row in tally.first_failing_rows],
+        "dtype": str(actual.dtype),
+    }
+    return CheckResult(check, tally.verdict, message, evidence)

@@ -1,0 +1,190 @@
+"""Elementwise functions of the language, and `dot`. Results do not depend on how programs are batched."""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fuzz.engine.emulator.casts import cast, real, unreal
+from fuzz.engine.emulator.dtypes import DType, ScalarType, bfloat16, float16, float32, float64, int8, int32
+from fuzz.engine.emulator.errors import KernelError
+from fuzz.engine.emulator.operators import Operand, arithmetic, divide, level, operands, true_divide
+from fuzz.engine.emulator.value import Value, as_value, join_taints
+
+_PIECE = 1 << 14  # elements computed at once: below the size from which torch splits work over threads
+_STEP = 64  # multiple of twice any CPU's vector width in float64
+
+
+def steady(function: Callable[[Tensor], Tensor], data: Tensor) -> Tensor:
+    """`function` of float32 or float64 data, computed in float64 and rounded once, each lane by itself.
+
+    torch treats lanes that do not fill a vector by other code, which may differ in the last bit; so the lanes
+    go through in whole vectors, and a lane's result is the same in any batch.
+    """
+    flat = data.double().reshape(-1)
+    padding = -flat.numel() % _STEP
+    if padding:
+        flat = torch.cat([flat, flat.new_zeros(padding)])
+    done = torch.cat([function(piece) for piece in torch.split(flat, _PIECE)])
+    return done[: data.numel()].reshape(data.shape).to(data.dtype)
+
+
+def _unary(name: str, function: Callable[[Tensor], Tensor]) -> Callable[..., Value]:
+    def apply(x: Operand, **_: Any) -> Value:
+        value = as_value(x)
+        if value.dtype not in (float32, float64):
+            raise KernelError(f"{name} takes fp32 or fp64, not {value.dtype}")
+        return Value(function(value.data), value.dtype, undefined=value.undefined)
+
+    apply.__doc__ = f"{name} of each lane."
+    return apply
+
+
+def _steady(name: str, function: Callable[[Tensor], Tensor]) -> Callable[..., Value]:
+    return _unary(name, lambda data: steady(function, data))
+
+
+exp = _steady("exp", torch.exp)
+exp2 = _steady("exp2", torch.exp2)
+log = _steady("log", torch.log)
+log2 = _steady("log2", torch.log2)
+sin = _steady("sin", torch.sin)
+cos = _steady("cos", torch.cos)
+tanh = _steady("tanh", torch.tanh)
+erf = _steady("erf", torch.erf)
+rsqrt = _steady("rsqrt", lambda x: 1 / torch.sqrt(x))
+sqrt = _unary("sqrt", torch.sqrt)
+floor = _unary("floor", torch.floor)
+ceil = _unary("ceil", torch.ceil)
+
+
+def absolute(x: Operand, **_: Any) -> Value:
+    """Magnitude; of the least integer, itself."""
+    value = as_value(x)
+    if value.dtype.is_fp8():
+        return Value(value.data & 0x7F, value.dtype, undefined=value.undefined)
+    if isinstance(value.dtype, DType) and value.dtype.is_int_unsigned():
+        return value
+    return Value(value.data.abs(), value.dtype, undefined=value.undefined, wrapped=value.wrapped)
+
+
+def sigmoid(x: Operand, **_: Any) -> Value:
+    """1 / (1 + exp(-x))."""
+    return true_divide(1.0, arithmetic("add", 1.0, exp(arithmetic("sub", 0.0, x))))
+
+
+def widened(x: Operand) -> Value:
+    """A typed value, bf16 as fp32: what `maximum`, `minimum` and the reductions start from."""
+    value = as_value(x)
+    return cast(value, float32) if value.dtype is bfloat16 else value
+
+
+def _extreme(name: str, ignoring: Callable[..., Tensor], keeping: Callable[..., Tensor]) -> Callable[..., Value]:
+    def apply(x: Operand, y: Operand, propagate_nan: Any = None, **_: Any) -> Value:
+        left, right, dtype = operands(widened(x), widened(y))
+        a, b, ndim = level(left, right)
+        function = ignoring if dtype.is_floating() and str(propagate_nan) != "all" else keeping
+        undefined = join_taints(ndim, left.undefined, right.undefined)
+        wrapped = join_taints(ndim, left.wrapped, right.wrapped)
+        data = function(real(a, dtype), real(b, dtype))
+        data = unreal(data, dtype) if dtype.is_fp8() else data
+        return Value(data, dtype, undefined=undefined, wrapped=wrapped)
+
+    apply.__doc__ = f"The {name} of two; a NaN yields to a number unless `propagate_nan` is ALL."
+    return apply
+
+
+maximum = _extreme("greater", torch.fmax, torch.maximum)
+minimum = _extreme("less", torch.fmin, torch.minimum)
+
+
+def clamp(x: Operand, min: Operand, max: Operand, **_: Any) -> Value:
+    """`x` held between two floating bounds."""
+    return minimum(maximum(x, min), max)
+
+
+def cdiv(x: Operand, div: Operand, **_: Any) -> Any:
+    """Quotient rounded up (for positive operands), on tensors or compile-time integers."""
+    if not isinstance(x, Value) and not isinstance(div, Value):
+        return -(-int(x) // int(div))
+    return divide("div", arithmetic("add", x, arithmetic("sub", div, 1) if isinstance(div, Value) else div - 1), div)
+
+
+def fdiv(x: Operand, y: Operand, ieee_rounding: bool = False, **_: Any) -> Value:
+    """Floating division."""
+    return true_divide(as_value(x), as_value(y))
+
+
+def fma(x: Operand, y: Operand, z: Operand, **_: Any) -> Value:
+    """x * y + z; of fp32 the product is exact, and the sum is rounded to float64, then to fp32."""
+    a, b, dtype = operands(as_value(x), as_value(y))
+    c = cast(as_value(z), dtype)
+    if dtype is not float32:
+        return arithmetic("add", arithmetic("mul", a, b), c)
+    product = arithmetic("mul", cast(a, float64), cast(b, float64))
+    return cast(arithmetic("add", product, cast(c, float64)), float32)
+
+
+_DOT_INPUTS = (int8, float16, bfloat16, float32, float64)
+
+
+def dot(
+    a: Value,
+    b: Value,
+    acc: Value | None = None,
+    input_precision: Any = None,
+    allow_tf32: Any = None,
+    max_num_imprecise_acc: Any = None,
+    out_dtype: ScalarType = float32,
+    **_: Any,
+) -> Value:
+    """Matrix product of [.., M, K] and [.., K, N] plus `acc`: inputs widened to fp32, sums in fp32.
+
+    fp32 inputs keep all their bits, whatever `input_precision`. Every program's product is a matrix product
+    of the same shape, so its bits do not depend on the batch.
+    """
+    x, y = a.data, b.data
+    if len(a.shape) != len(b.shape) or len(a.shape) not in (2, 3) or a.shape[-1] != b.shape[-2]:
+        raise KernelError(f"dot of shapes {list(a.shape)} and {list(b.shape)}")
+    if a.dtype is not b.dtype and not (a.dtype.is_fp8() and b.dtype.is_fp8()):
+        raise KernelError(f"dot of {a.dtype} and {b.dtype}")
+    if not a.dtype.is_fp8() and a.dtype not in _DOT_INPUTS:
+        raise KernelError(f"dot does not take {a.dtype}")
+    result: ScalarType = float64 if a.dtype is float64 else out_dtype
+    if a.dtype is int8:
+        result, x, y = int32, x.double(), y.double()  # exact: sums stay far below 2^53
+    elif a.dtype is not float64:
+        x, y = real(x, a.dtype).float(), real(y, b.dtype).float()  # type: ignore[arg-type]
+    data = _product(x, y)
+    undefined = None
+    if a.undefined is not None or b.undefined is not None:
+        rows = _any(a.undefined, a.data.shape, -1)
+        columns = _any(b.undefined, b.data.shape, -2)
+        undefined = join_taints(data.ndim, rows, columns)
+    product = cast(Value(data, _wide(data)), result)
+    product = Value(product.data, result, undefined=undefined)
+    return product if acc is None else arithmetic("add", cast(acc, result), product)
+
+
+def _wide(data: Tensor) -> DType:
+    return float64 if data.dtype == torch.float64 else float32
+
+
+def _any(taint: Tensor | None, shape: torch.Size, axis: int) -> Tensor | None:
+    return None if taint is None else taint.expand(shape).any(axis, keepdim=True)
+
+
+def _product(x: Tensor, y: Tensor) -> Tensor:
+    """Batched matrix product; every matrix of the batch is multiplied by the same routine.
+
+    Torch takes another one for a lone matrix and a vector, so those do not stay alone.
+    """
+    programs = max(len(x), len(y))
+    lead = (programs, *x.shape[1:-2])
+    left = x.expand(*lead, *x.shape[-2:]).reshape(-1, *x.shape[-2:]).contiguous()
+    right = y.expand(*lead, *y.shape[-2:]).reshape(-1, *y.shape[-2:]).contiguous()
+    count = len(left)
+    if count == 1 and 1 in (left.shape[1], right.shape[2]):
+        left, right = left.expand(2, -1, -1), right.expand(2, -1, -1)
+    return torch.bmm(left, right)[:count].reshape(*lead, x.shape[-2], y.shape[-1])

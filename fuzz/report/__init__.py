@@ -1,0 +1,1 @@
+"""What a person or a script reads at the end of a run."""

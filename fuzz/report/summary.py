@@ -1,0 +1,161 @@
+"""The result of a run: one JSON object for scripts, one table for people."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from fuzz.campaign.finding import Finding
+from fuzz.campaign.run import PHASES, Campaign, TargetSummary
+from fuzz.ledger import Defect
+from fuzz.plan import Coverage
+from fuzz.space import Pair
+from oracle.verdict import Verdict
+
+SCHEMA = 1
+
+
+def to_dict(campaign: Campaign, skipped: Mapping[str, str], paths: Mapping[str, str]) -> dict[str, Any]:
+    """The JSON object of ``fuzz`` and gpu_diff.
+
+    ``skipped`` says why a target did not run at all; ``paths`` maps a finding's id to the file that holds it.
+    """
+    settings = campaign.settings
+    targets = {name: _target(summary, paths) for name, summary in campaign.summaries.items()}
+    targets |= {name: _absent(reason) for name, reason in skipped.items()}
+    return {
+        "schema": SCHEMA,
+        "seed": settings.seed,
+        "engine": settings.engine,
+        "versions": dict(settings.versions),
+        "targets": targets,
+        "harness_errors": [outcome.harness_error for outcome in campaign.harness_errors],
+    }
+
+
+def _target(summary: TargetSummary, paths: Mapping[str, str]) -> dict[str, Any]:
+    return {
+        "cases": summary.cases,
+        "elements": summary.elements,
+        "vacuous_elements": summary.vacuous_elements,
+        "worst_ratio": summary.worst_ratio,
+        "verdicts": {v.value: n for v, n in sorted(summary.verdicts.items())},
+        "skipped": dict(summary.skipped),
+        "coverage": coverage(summary.coverage),
+        "findings": [_finding(f, paths) for f in distinct(summary.findings)],
+        "time": {name: round(summary.seconds[name], 4) for name in (*PHASES, "other")},
+    }
+
+
+def _absent(reason: str) -> dict[str, Any]:
+    empty = dict.fromkeys((*PHASES, "other"), 0.0)
+    return {"cases": 0, "elements": 0, "verdicts": {}, "skipped": {reason: 1}, "findings": [], "time": empty}
+
+
+def _finding(finding: Finding, paths: Mapping[str, str]) -> dict[str, Any]:
+    return {
+        "id": finding.id,
+        "signature": finding.signature,
+        "check": finding.check,
+        "diagnosis": finding.diagnosis,
+        "message": finding.message,
+        "worst_ratio": finding.worst_ratio,
+        "case": paths.get(finding.id),
+        "known": finding.known,
+    }
+
+
+def coverage(found: Coverage) -> dict[str, Any]:
+    """Pairs and boundary classes seen and declared, and every hole by name."""
+    seen, declared = found.boundary_classes()
+    return {
+        "pairs": len(found.seen),
+        "pairs_declared": len(found.wanted),
+        "holes": [words(pair) for pair in found.holes],
+        "boundary_classes": sorted(seen),
+        "boundary_classes_missing": sorted(declared - seen),
+    }
+
+
+def words(pair: Pair) -> str:
+    """``name=label & name=label``."""
+    return " & ".join(f"{name}={label}" for name, label in sorted(pair))
+
+
+def distinct(findings: Sequence[Finding]) -> list[Finding]:
+    """One finding for each (target, check, known entry): the one with the smallest case."""
+    groups: dict[tuple[str, str, str | None], Finding] = {}
+    for finding in findings:
+        key = (finding.target, finding.check, finding.known)
+        if key not in groups or finding.size < groups[key].size:
+            groups[key] = finding
+    return list(groups.values())
+
+
+def print_table(campaign: Campaign, skipped: Mapping[str, str], console: Console) -> None:
+    """Target, engine, cases, verdicts, coverage, skipped and why."""
+    table = Table(title=f"{campaign.settings.engine} engine, seed {campaign.settings.seed}")
+    for name in ("target", "cases", "verdicts", "elements", "err/budget", "pairs", "boundaries", "skipped"):
+        table.add_column(name, overflow="fold")
+    for name, summary in campaign.summaries.items():
+        seen, declared = summary.coverage.boundary_classes()
+        wanted = summary.coverage.wanted
+        ratio = "" if summary.worst_ratio is None else f"{summary.worst_ratio:.2g}"
+        table.add_row(
+            name,
+            str(summary.cases),
+            _verdicts(summary),
+            str(summary.elements),
+            ratio,
+            f"{len(summary.coverage.seen)}/{len(wanted)}",
+            f"{len(seen)}/{len(declared)}",
+            "; ".join(f"{reason}: {count}" for reason, count in summary.skipped.items()),
+        )
+    for name, reason in skipped.items():
+        table.add_row(name, "0", "", "", "", "", "", reason)
+    console.print(table)
+    for name, summary in campaign.summaries.items():
+        _print_holes(name, summary.coverage, console)
+
+
+def _verdicts(summary: TargetSummary) -> Text:
+    text = Text()
+    for verdict in Verdict:
+        if count := summary.verdicts[verdict]:
+            style = "red" if verdict.is_finding else "green" if verdict is Verdict.PASS else "yellow"
+            text.append(f"{', ' if text else ''}{verdict} {count}", style=style)
+    if known := sum(1 for f in _cases_known(summary)):
+        text.append(f" ({known} known)")
+    return text
+
+
+def _cases_known(summary: TargetSummary) -> set[str]:
+    unknown = {f.case.to_json() for f in summary.unknown}
+    return {f.case.to_json() for f in summary.findings} - unknown
+
+
+def _print_holes(name: str, found: Coverage, console: Console) -> None:
+    holes = found.holes
+    if holes:
+        shown = ", ".join(words(pair) for pair in holes[:3])
+        console.print(f"{name}: {len(holes)} feature pairs never tried: {shown}{', ...' if len(holes) > 3 else ''}")
+
+
+def print_findings(findings: Sequence[Finding], paths: Mapping[str, str], console: Console) -> None:
+    """Each distinct finding: what failed, on which smallest case, and how to show it again."""
+    for finding in distinct(findings):
+        known = f"known defect {finding.known}" if finding.known else "NEW"
+        console.print(Text(f"{finding.target}: {finding.check}: {known}", style="yellow" if finding.known else "red"))
+        console.print(Text(f"    {finding.message}"))
+        if finding.id in paths:
+            console.print(Text(f"    attn-oracle replay {paths[finding.id]}"))
+
+
+def print_defects(defects: Sequence[Defect], console: Console) -> None:
+    """The ledger entries that a run met."""
+    for defect in defects:
+        console.print(Text(f"    {defect.id}: {defect.summary} [{defect.upstream}]"))

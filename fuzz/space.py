@@ -1,0 +1,224 @@
+"""The case space of a target: fields, choices and constraints, written once.
+
+``Space.draw`` builds a case by asking a ``Chooser`` for one option after the other, simplest first. The
+campaign's counter-based generator and the Hypothesis strategy are two choosers over this one function.
+``Space.features`` reads the same labels back from any case, so that coverage can be counted for cases
+that nobody drew: minimised, mutated or written by hand.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from itertools import combinations
+from typing import Protocol, TypeVar
+
+from fuzz.case import MAX_TOKENS, Case, Placement, Pool, Probe, Sink, Skip, SlotMap
+from fuzz.features import LENGTHS, PARTITION, Feature, labels
+from oracle.convention import Granularity, SinkUnits, WindowMeaning
+from oracle.declare import Declaration
+from oracle.kinds import Operation
+
+T = TypeVar("T")
+Pair = frozenset[Feature]
+
+LONGEST_WINDOW = 48
+"""A window drawn at random is at most this long, so that contexts beyond it stay cheap."""
+
+
+class Chooser(Protocol):
+    """Something that picks: a counter-based generator, a Hypothesis draw, a test."""
+
+    def choose(self, name: str, options: Sequence[T]) -> T:
+        """One of ``options``, the simplest first."""
+        ...
+
+    def integer(self, name: str, low: int, high: int) -> int:
+        """An integer from ``low`` to ``high``, both included; simplest is ``low``."""
+        ...
+
+
+def _sorted_words(values: Sequence[object]) -> tuple[str, ...]:
+    return tuple(str(value) for value in values)
+
+
+@dataclass(frozen=True)
+class Space:
+    """The cases that a declaration claims to support, as data and as one drawing function.
+
+    ``budget`` is the number of tokens that the contexts of a case have together; ``huge`` adds pools of
+    more than 2**31 elements.
+    """
+
+    declaration: Declaration
+    budget: int = 600
+    huge: bool = False
+    dimensions: dict[str, tuple[str, ...]] = field(init=False)
+    """Every feature that can be drawn, with its labels, simplest first."""
+
+    def __post_init__(self) -> None:
+        copy = self.declaration.operation in (Operation.KV_WRITE, Operation.KV_GATHER)
+        dimensions = self._common() | (self._copy() if copy else self._attention())
+        object.__setattr__(self, "dimensions", {k: v for k, v in dimensions.items() if v})
+
+    def _common(self) -> dict[str, tuple[str, ...]]:
+        supports, convention = self.declaration.supports, self.declaration.convention
+        features = supports.features
+        return {
+            "requests": ("one", "many", "none"),
+            "length": tuple(n for n in LENGTHS if not n.startswith("window") or "window" in features),
+            "kv_heads": _sorted_words(supports.num_kv_heads),
+            "head_dim": _sorted_words(supports.head_dims),
+            "v_head_dim": ("same", *_sorted_words(supports.v_head_dims)),
+            "index_dtype": convention.index_dtypes,
+            "strided": ("no", "yes") if "strided" in features else ("no",),
+        }
+
+    def _copy(self) -> dict[str, tuple[str, ...]]:
+        features = self.declaration.supports.features
+        return {
+            "kv_dtype": self.declaration.supports.dtypes,
+            "page_size": _sorted_words(self.declaration.supports.page_sizes),
+            "placement": tuple(Placement),
+            "pool": (Pool.TIGHT, Pool.SPARE, *((Pool.HUGE,) if self.huge else ())),
+            "skip": tuple(Skip) if "skip" in features else (Skip.NONE,),
+            "slot_map": tuple(SlotMap) if "slot_map" in features else (SlotMap.NONE,),
+            "probe": (Probe.NORMAL, Probe.BYTES),
+        }
+
+    def _attention(self) -> dict[str, tuple[str, ...]]:
+        supports, convention = self.declaration.supports, self.declaration.convention
+        features = supports.features
+        windows = ("off", "one", "page", "inside", "beyond")
+        limited = convention.window.meaning is WindowMeaning.UNSUPPORTED or "window" not in features
+        sinks = convention.sink is not SinkUnits.UNSUPPORTED and "sinks" in features
+        return {
+            "dtype": supports.dtypes,
+            "kv_dtype": ("same", *supports.kv_dtypes),
+            "group": _sorted_words(supports.group_sizes),
+            "query": (
+                *(("full",) if supports.max_query_len is None else ()),
+                *(("one", "some") if "chunked" in features else ()),
+                *(("empty",) if "empty" in features else ()),
+            ),
+            "causal": ("yes", "no") if "non_causal" in features else ("yes",),
+            "window": windows[:1] if limited else windows,
+            "sinks": tuple(Sink) if sinks else (Sink.NONE,),
+            "soft_cap": ("off", "on") if convention.soft_cap and "soft_cap" in features else ("off",),
+            "scale": ("default", "small", "large") if "custom_scale" in features else ("default",),
+            "probe": (Probe.NORMAL, Probe.CONSTANT_V),
+        }
+
+    # ---------------------------------------------------------------- drawing
+
+    def draw(self, chooser: Chooser) -> Case:
+        """A case inside the declared capabilities."""
+        picked = {name: chooser.choose(name, labels) for name, labels in self.dimensions.items() if name != "length"}
+        case = self._blank(picked, chooser)
+        return self._with_lengths(case, picked, chooser)
+
+    def _blank(self, picked: dict[str, str], chooser: Chooser) -> Case:
+        copy = self.declaration.operation in (Operation.KV_WRITE, Operation.KV_GATHER)
+        page_size = int(picked.get("page_size", 16))
+        head_dim = int(picked["head_dim"])
+        dtype = picked["kv_dtype"] if copy else picked["dtype"]
+        return Case(
+            operation=self.declaration.operation,
+            seed=chooser.integer("seed", 0, (1 << 31) - 1),
+            context_lens=(),
+            query_lens=(),
+            num_kv_heads=int(picked["kv_heads"]),
+            group_size=int(picked.get("group", 1)),
+            head_dim=head_dim,
+            v_head_dim=head_dim if picked["v_head_dim"] == "same" else int(picked["v_head_dim"]),
+            dtype=dtype,
+            kv_dtype=dtype if picked["kv_dtype"] == "same" else picked["kv_dtype"],
+            kv_layout=self.declaration.convention.kv_layout,
+            v_layout=self.declaration.convention.v_layout,
+            page_size=page_size,
+            placement=Placement(picked.get("placement", Placement.ASCENDING)),
+            pool=Pool(picked.get("pool", Pool.TIGHT)),
+            index_dtype=picked["index_dtype"],
+            strided=picked["strided"] == "yes",
+            causal=picked.get("causal", "yes") == "yes",
+            window=_window(picked.get("window", "off"), page_size, chooser),
+            sinks=Sink(picked.get("sinks", Sink.NONE)),
+            soft_cap=None if picked.get("soft_cap", "off") == "off" else 5.0,
+            scale={"default": None, "small": 0.02, "large": 0.5}[picked.get("scale", "default")],
+            q_descale=Granularity.NONE,
+            k_descale=Granularity.NONE,
+            v_descale=Granularity.NONE,
+            skip=Skip(picked.get("skip", Skip.NONE)),
+            slot_map=SlotMap(picked.get("slot_map", SlotMap.NONE)),
+            probe=Probe(picked["probe"]),
+        )
+
+    def _with_lengths(self, case: Case, picked: dict[str, str], chooser: Chooser) -> Case:
+        sizes = {"none": (0, 0), "one": (1, 1), "many": (2, 5)}[picked["requests"]]
+        contexts: list[int] = []
+        for request in range(chooser.integer("count", *sizes)):
+            name = "length" if request == 0 else "other_length"
+            label = chooser.choose(name, (*self.dimensions["length"], "any"))
+            length = LENGTHS[label](case) if label in LENGTHS else None
+            if length is None or length >= MAX_TOKENS - 1:
+                length = chooser.integer("tokens", 1, 2 * PARTITION)
+            if request and sum(contexts) + length > self.budget:
+                length = chooser.integer("rest", 0, 3)
+            contexts.append(length)
+        if case.is_copy:
+            return replace(case, context_lens=tuple(contexts))
+        if picked["query"] == "empty" and contexts:
+            contexts[-1] = 0
+        queries = _queries(contexts, picked["query"], chooser)
+        return replace(case, context_lens=tuple(contexts), query_lens=queries)
+
+    # --------------------------------------------------------------- features
+
+    def features(self, case: Case) -> frozenset[Feature]:
+        """Labels that ``case`` shows, among ``dimensions``."""
+        found = labels(case)
+        return frozenset((name, label) for name, label in found if label in self.dimensions.get(name, ()))
+
+    def pairs(self) -> list[Pair]:
+        """Every pair of features that a case could show, in a fixed order."""
+        found: list[Pair] = []
+        for (first, some), (second, others) in combinations(self.dimensions.items(), 2):
+            for a in some:
+                for b in others:
+                    pair = frozenset({(first, a), (second, b)})
+                    if self.excluded(pair) is None:
+                        found.append(pair)
+        return found
+
+    def excluded(self, pair: Pair) -> str | None:
+        """Why no case can show both features, or None."""
+        names = dict(pair)
+        if names.get("requests") == "none" and names.keys() & {"length", "query"}:
+            return "a batch without requests has no lengths and no queries"
+        if names.get("length", "").startswith("window") and names.get("window") in ("off", "beyond"):
+            return "there is no window to be at the edge of"
+        return None
+
+
+def _window(label: str, page_size: int, chooser: Chooser) -> int | None:
+    if label == "off":
+        return None
+    if label == "inside":
+        drawn = chooser.integer("window_keys", 2, LONGEST_WINDOW)
+        return drawn if drawn != page_size else drawn + 1
+    return {"one": 1, "page": page_size, "beyond": MAX_TOKENS}[label]
+
+
+def _queries(contexts: list[int], label: str, chooser: Chooser) -> tuple[int, ...]:
+    """Query lengths: as ``label`` says where a request's context allows it."""
+    found = []
+    for length in contexts:
+        if label == "empty":
+            found.append(1 if length == 0 else length)
+        elif label == "full" or length <= 1:
+            found.append(length)
+        elif label == "one" or length == 2:
+            found.append(1)
+        else:
+            found.append(chooser.integer("queries", 2, length - 1))
+    return tuple(found)

@@ -1,0 +1,25 @@
+"""Whether a case lies inside what a target declares."""
+
+from __future__ import annotations
+
+from fuzz.case import Case, Pool
+from fuzz.features import labels
+from fuzz.space import Space
+from oracle.declare import Declaration
+from oracle.kinds import KVLayout
+
+
+def unsupported(declaration: Declaration, case: Case) -> str | None:
+    """Why ``case`` is outside the declared capabilities, or None."""
+    if case.operation is not declaration.operation:
+        return f"its operation is {declaration.operation}, the case's {case.operation}"
+    convention = declaration.convention
+    if case.kv_layout is not convention.kv_layout:
+        return f"its layout is {convention.kv_layout}, the case's {case.kv_layout}"
+    if case.kv_layout is KVLayout.SHUFFLE_5D and case.v_layout is not convention.v_layout:
+        return f"its V layout is {convention.v_layout}, the case's {case.v_layout}"
+    dimensions = Space(declaration, huge=case.pool is Pool.HUGE).dimensions
+    for name, label in sorted(labels(case)):
+        if name in dimensions and name != "length" and label not in dimensions[name]:
+            return f"{name} {label} is not declared; declared: {', '.join(dimensions[name])}"
+    return None

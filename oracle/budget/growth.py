@@ -1,0 +1,48 @@
+"""How far rounding errors of a sum or a chain of operations can grow, whatever the data."""
+
+import torch
+from torch import Tensor
+
+from oracle.precision import Accumulation, MatrixUnit
+
+UNIT = 2.0**-24
+"""Unit roundoff of float32."""
+
+_TRUNCATED = 2.0**-23
+"""Relative error of truncating to float32: the least that a unit which rounds toward zero commits."""
+
+
+def gamma(count: Tensor, unit: float = UNIT) -> Tensor:
+    """Relative error of `count` chained roundings: n u / (1 - n u), infinite from n u = 1.
+
+    Higham, Accuracy and Stability of Numerical Algorithms (2002), lemma 3.1.
+    """
+    total = count * unit
+    return torch.where(total < 1, total / (1 - total), torch.inf)
+
+
+def compound(*errors: Tensor | float) -> Tensor | float:
+    """The relative error of a product whose factors have these relative errors: prod(1 + e) - 1."""
+    total: Tensor | float = 0.0
+    for error in errors:
+        total = total + error + total * error
+    return total
+
+
+def contraction(unit: MatrixUnit, terms: Tensor, steps: Tensor | float = 0) -> Tensor:
+    """Error of summing `terms` products on `unit`, relative to the sum of their magnitudes.
+
+    steps: calls of the unit that the terms are spread over unevenly, the accumulator passed on; each may
+    leave one block partly filled.
+
+    ANY: a term meets one rounding as a product and at most terms - 1 in sums. BLOCK: its block, then the
+    chain of blocks. FUSED: every block truncates its products and the accumulator at `fraction_bits` below
+    the largest of them, at most the sum of magnitudes, and rounds the result (MMA-Sim, arXiv 2511.10909).
+    """
+    u = max(unit.unit_roundoff, _TRUNCATED) if unit.toward_zero else unit.unit_roundoff
+    if unit.accumulation is Accumulation.ANY:
+        return gamma(terms, u)
+    blocks = (terms / unit.block).ceil() + steps
+    if unit.accumulation is Accumulation.BLOCK:
+        return gamma(blocks + unit.block, u)
+    return gamma(blocks, (unit.block + 1) * 2.0**-unit.fraction_bits + u)

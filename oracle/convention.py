@@ -1,0 +1,167 @@
+"""What a backend means by its arguments: data with a cited source, never a branch in the oracle.
+
+A convention is read from documentation, from the caller's contract or from the model, never from
+observed output. The oracle has one definition of attention; adapters and checks translate between it
+and a target's convention with the fields below. Needs nothing but the standard library.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+from oracle.kinds import IndexForm, KVLayout, LseBase, VLayout
+
+
+class WindowMeaning(StrEnum):
+    """How a target counts its sliding-window argument. The oracle counts keys, self included."""
+
+    KEYS = "keys"
+    """The argument is W: the number of visible keys, the query's own included."""
+    LEFT = "left"
+    """The argument is the number of keys to the left of the query: W - 1."""
+    LEFT_RIGHT = "left_right"
+    """A pair (left, right); right is 0 when causal: (W - 1, 0)."""
+    UNSUPPORTED = "unsupported"
+
+
+class CausalAlignment(StrEnum):
+    """Where the causal diagonal ends when there are more keys than queries."""
+
+    BOTTOM_RIGHT = "bottom_right"
+    TOP_LEFT = "top_left"
+
+
+class LseLayout(StrEnum):
+    """Axis order of the log-sum-exp that a target returns."""
+
+    TOKEN_HEAD = "token_head"
+    HEAD_TOKEN = "head_token"
+    NONE = "none"
+    """The target returns no log-sum-exp."""
+
+
+class EmptyOut(StrEnum):
+    """What a row without any visible key holds in the output."""
+
+    ZERO = "zero"
+    UNDEFINED = "undefined"
+
+
+class EmptyLse(StrEnum):
+    """What a row without any visible key holds in the log-sum-exp."""
+
+    NEGATIVE_INFINITY = "-inf"
+    POSITIVE_INFINITY = "+inf"
+    UNDEFINED = "undefined"
+
+
+class SinkUnits(StrEnum):
+    """Units of a learned sink logit."""
+
+    NATURAL = "natural"
+    """Natural units, added to the softmax as it stands: exp(sink)."""
+    SCALED = "scaled"
+    """Multiplied by the softmax scale before the exponential."""
+    UNSUPPORTED = "unsupported"
+
+
+class DefaultScale(StrEnum):
+    """The softmax scale used where the caller gives none."""
+
+    RSQRT_HEAD_DIM = "rsqrt_head_dim"
+    ONE = "one"
+    REQUIRED = "required"
+    """There is no default: the caller must give one."""
+
+
+class Fp8Flavour(StrEnum):
+    """Which family of 8-bit formats a target reads."""
+
+    FN = "fn"
+    FNUZ = "fnuz"
+    ANY = "any"
+    """Copies the bytes whatever they mean."""
+    NONE = "none"
+
+
+class Granularity(StrEnum):
+    """How finely a descale factor varies."""
+
+    NONE = "none"
+    TENSOR = "tensor"
+    HEAD = "head"
+    REQUEST_HEAD = "request_head"
+    TOKEN = "token"
+    PAGE = "page"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Window:
+    """How a target's window argument is to be read, and which values mean that there is none."""
+
+    meaning: WindowMeaning = WindowMeaning.UNSUPPORTED
+    off: tuple[int, ...] = ()
+
+    def argument(self, keys: int | None) -> int | tuple[int, int]:
+        """The value to hand to the target so that each query sees ``keys`` keys, itself included.
+
+        ``None`` means no window. Raises ``ValueError`` where the target cannot express it.
+        """
+        if self.meaning is WindowMeaning.UNSUPPORTED:
+            raise ValueError("window: this target takes none")
+        if keys is None:
+            if not self.off:
+                raise ValueError("window: this convention has no value that means off")
+            off = self.off[0]
+            return (off, off) if self.meaning is WindowMeaning.LEFT_RIGHT else off
+        if keys < 1:
+            raise ValueError(f"window: {keys} keys; at least 1, the query's own, is visible")
+        value = keys if self.meaning is WindowMeaning.KEYS else keys - 1
+        if value in self.off:
+            raise ValueError(f"window: {keys} keys would be passed as {value}, which means off here")
+        return (value, 0) if self.meaning is WindowMeaning.LEFT_RIGHT else value
+
+
+@dataclass(frozen=True, kw_only=True)
+class Descales:
+    """How finely each operand's descale factor may vary."""
+
+    q: Granularity = Granularity.NONE
+    k: Granularity = Granularity.NONE
+    v: Granularity = Granularity.NONE
+
+
+@dataclass(frozen=True, kw_only=True)
+class Convention:
+    """Everything about a target's contract that differs between backends.
+
+    ``source`` says where the contract is written: a document, a caller or a model. It is required,
+    because a convention without a source is a guess.
+    """
+
+    source: str
+    kv_layout: KVLayout = KVLayout.LINEAR
+    v_layout: VLayout = VLayout.V5D
+    index_form: IndexForm = IndexForm.SLOT_LIST
+    index_dtypes: tuple[str, ...] = ("int32",)
+    window: Window = Window()
+    causal_alignment: CausalAlignment = CausalAlignment.BOTTOM_RIGHT
+    lse_base: LseBase = LseBase.NATURAL
+    lse_layout: LseLayout = LseLayout.NONE
+    lse_includes_sink: bool = False
+    empty_out: EmptyOut = EmptyOut.ZERO
+    empty_lse: EmptyLse = EmptyLse.NEGATIVE_INFINITY
+    sink: SinkUnits = SinkUnits.UNSUPPORTED
+    sink_dtype: str = "fp32"
+    soft_cap: bool = False
+    default_scale: DefaultScale = DefaultScale.REQUIRED
+    fp8_flavour: Fp8Flavour = Fp8Flavour.NONE
+    descales: Descales = Descales()
+
+    def __post_init__(self) -> None:
+        if not self.source.strip():
+            raise ValueError("convention.source: say where the contract is written")
+        for name in self.index_dtypes:
+            if name not in ("int32", "int64"):
+                raise ValueError(f"convention.index_dtypes: {name!r}; allowed: int32, int64")

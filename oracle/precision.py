@@ -1,0 +1,120 @@
+"""The arithmetic that a target is allowed: data with a cited source.
+
+Every rounding that an implementation makes (its query cast, its softmax weights, its partial results)
+is a field here and enters the error budget; none of them moves the truth. Needs nothing but the
+standard library. Formulas that read these fields live in ``oracle.budget``.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+
+class Rounding(StrEnum):
+    """How a value is rounded to a narrower format."""
+
+    NEAREST_EVEN = "nearest_even"
+    TOWARD_ZERO = "toward_zero"
+
+
+class Accumulation(StrEnum):
+    """How a matrix unit adds the products of one contraction."""
+
+    ANY = "any"
+    """Every partial sum rounded to float32, in any order."""
+    BLOCK = "block"
+    """Blocks of ``block`` terms summed in any order, the blocks chained."""
+    FUSED = "fused"
+    """Each term of a block truncated to ``fraction_bits`` below the largest, then one rounding."""
+
+
+class KeyOrder(StrEnum):
+    """The order in which tiles of keys are visited."""
+
+    ANY = "any"
+    ASCENDING = "ascending"
+    DESCENDING = "descending"
+
+
+class RankOwnership(StrEnum):
+    """Which keys of a request a rank owns."""
+
+    CONTIGUOUS = "contiguous"
+    CYCLIC = "cyclic"
+    ANY = "any"
+
+
+@dataclass(frozen=True, kw_only=True)
+class MatrixUnit:
+    """Accumulation model of one matrix product.
+
+    ``unit_roundoff`` is the relative rounding error of the accumulator (2**-24 for float32 rounded to
+    nearest); ``block`` counts products per instruction; ``fraction_bits`` is F of the fused model.
+    """
+
+    accumulation: Accumulation = Accumulation.ANY
+    block: int = 1
+    fraction_bits: int = 24
+    unit_roundoff: float = 2.0**-24
+    toward_zero: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class Precision:
+    """What a target may round, as bounds. A default is the loosest honest assumption.
+
+    dtypes are named ``fp32``, ``bf16``, ``fp16`` or an fp8 format; ``input`` means the dtype of the
+    query. Errors are relative unless said otherwise.
+    """
+
+    source: str = "default"
+    source_hash: str | None = None
+    """SHA-256 of the cited source file, so that a change of the source is noticed."""
+
+    out_rounding: Rounding = Rounding.NEAREST_EVEN
+    lse_dtype: str = "fp32"
+
+    q_cast: str | None = None
+    """dtype that the query is cast to inside the target."""
+    qk: MatrixUnit = MatrixUnit()
+    qk_product: str | None = "input"
+    """dtype that each elementwise product q*k is rounded to before the sum; None: it is not."""
+    logit_dtype: str = "fp32"
+    """dtype that logits are held in before the softmax."""
+    scale_error: float = 2.0**-23
+    tanh_error: float = 2.0**-11
+    """absolute error of tanh, before the multiplication by the cap."""
+    exp_error: float = 2.5 * 2.0**-23
+    exp_argument_roundings: int = 3
+    log_error: float = 2.0**-22
+
+    p_dtype: str | None = "input"
+    """dtype that softmax weights are cast to for the second product; None: float32."""
+    p_scale: float = 1.0
+    p_rounding: Rounding = Rounding.NEAREST_EVEN
+    row_sum_of_rounded_p: bool | None = None
+    """True: the denominator adds rounded weights; None: unknown."""
+    pv: MatrixUnit = MatrixUnit()
+
+    tile: int = 16
+    """the smallest number of keys that one step of the online softmax takes."""
+    key_order: KeyOrder = KeyOrder.ANY
+    max_splits: int = 1
+    partial_dtype: str = "fp32"
+    ranks: int = 1
+    rank_ownership: RankOwnership = RankOwnership.ANY
+    rank_dtype: str = "fp32"
+    reduce_dtype: str = "fp32"
+    flush_subnormals: bool = True
+
+    def __post_init__(self) -> None:
+        for name in ("tile", "max_splits", "ranks"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"precision.{name}: {getattr(self, name)}; at least 1")
+        if self.p_scale <= 0:
+            raise ValueError(f"precision.p_scale: {self.p_scale}; above 0")
+
+
+EXACT_COPY = Precision(source="a copy: bits are preserved")
+"""For operations that move data and compute nothing on it."""

@@ -1,0 +1,182 @@
+"""Every figure is measured or accounted for; the clockwork is fair. What the clock says is never asserted."""
+
+from __future__ import annotations
+
+import json
+import math
+import subprocess
+
+import pytest
+import torch
+
+import fuzz.bench.budget as budget_figures
+import fuzz.bench.oracle as oracle_figures
+import fuzz.bench.plugin as plugin_figure
+import fuzz.bench.run as run_room
+from fuzz.bench import NAMES, BenchReport, Figure, UnknownFigure, bench
+from fuzz.bench.alone import CASE, alone
+from fuzz.bench.report import NotMeasured
+from fuzz.bench.run import measure, select
+from fuzz.bench.timing import Times, ratio, shown, take_turns, threads
+from fuzz.case import load_case
+from fuzz.engine import EngineError
+from oracle.attention import solve
+from oracle.kinds import Engine, Operation
+
+# The names that users script against.
+STABLE = [
+    "oracle.cpu.vs_sdpa",
+    "oracle.cuda.vs_sdpa",
+    "oracle.cuda.vs_matmul",
+    "oracle.cuda.memory_vs_sdpa",
+    "budget.worst_case.cost",
+    "budget.worst_case.cost.cuda",
+    "budget.probable.cost",
+    "budget.probable.cost.cuda",
+    "budget.tightness",
+    "budget.detected",
+    "emulator.vs_interpreter",
+    "emulator.batched_vs_serial",
+    "fuzz.cpu.vs_naive",
+    "fuzz.cuda.vs_naive",
+    "fuzz.overhead",
+    "plugin.import_ms",
+]
+
+
+def figure(name: str) -> Figure:
+    return Figure(name, 2.0, "times", "nothing", True, "1 ms")
+
+
+def test_names_are_those_that_users_know() -> None:
+    assert sorted(NAMES) == sorted(STABLE)
+
+
+def test_every_name_has_one_measure_or_one_reason() -> None:
+    known = [*run_room.NOT_YET, *run_room._ON_CPU, *run_room._ON_GPU, "fuzz.overhead"]
+    assert sorted(known) == sorted(NAMES)
+
+
+def test_a_report_accounts_for_every_name(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    def half(name: str, engine: Engine) -> Figure:
+        if len(name) % 2:
+            raise NotMeasured("odd")
+        return figure(name)
+
+    monkeypatch.setattr(run_room, "measure", half)
+    report = bench(Engine.EMULATOR)
+    plain = json.loads(json.dumps(report.to_dict()))
+    assert list(plain) == ["schema", "figures", "not_measured"]
+    assert {f["name"] for f in plain["figures"]} == {name for name in NAMES if len(name) % 2 == 0}
+    assert plain["not_measured"] == {name: "odd" for name in NAMES if len(name) % 2}
+    assert all(list(f) == ["name", "value", "unit", "against", "higher_is_better"] for f in plain["figures"])
+    assert sorted(row[0] for row in report.rows()) == sorted(NAMES)
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert all(name in err for name in NAMES)
+
+
+def test_rows_show_value_and_reason() -> None:
+    report = BenchReport((figure("a"),), {"b": "no GPU"})
+    assert report.rows() == [("a", "2 times", "against nothing; 1 ms"), ("b", "-", "no GPU")]
+    assert [line.split() for line in report.lines()][1] == ["b", "-", "no", "GPU"]
+
+
+def test_globs_select_figures() -> None:
+    assert select(["oracle.cpu.*", "plugin.*"]) == ["oracle.cpu.vs_sdpa", "plugin.import_ms"]
+    assert select([]) == list(NAMES)
+    with pytest.raises(UnknownFigure, match=r"figure 'oracle\.gpu': unknown; known: oracle\.cpu"):
+        select(["oracle.*", "oracle.gpu"])
+
+
+@pytest.mark.parametrize("name", [*run_room.NOT_YET, *run_room._ON_GPU])
+def test_what_cannot_be_had_on_the_emulator_has_a_reason(name: str) -> None:
+    with pytest.raises(NotMeasured, match=r".{10}"):
+        measure(name, Engine.EMULATOR)
+
+
+def test_an_engine_that_does_not_run_here_is_refused() -> None:
+    absent = Engine.CUDA if torch.version.hip or not torch.cuda.is_available() else Engine.HIP
+    with pytest.raises(EngineError, match=absent.value):
+        bench(absent)
+
+
+def test_candidates_take_turns_and_the_first_turn_does_not_count() -> None:
+    order: list[str] = []
+    candidates = {name: lambda name=name: order.append(name) for name in "ab"}
+    found = take_turns(candidates, 3, lambda: order.append("wait"))
+    assert order == ["wait", "a", "wait", "wait", "b", "wait"] * 4
+    assert [len(times.seconds) for times in found.values()] == [3, 3]
+
+
+def test_medians_are_compared() -> None:
+    times = {"a": Times([1.0, 9.0, 2.0]), "b": Times([4.0, 4.0, 400.0])}
+    assert ratio(times, "b", "a") == 2.0
+    assert shown(times) == "a 2000 ms (best 1000), b 4000 ms (best 4000)"
+
+
+def test_threads_are_put_back() -> None:
+    before = torch.get_num_threads()
+    with threads(before + 1):
+        assert torch.get_num_threads() == before + 1
+    assert torch.get_num_threads() == before
+
+
+def test_the_oracle_and_sdpa_solve_the_same_problem() -> None:
+    problem = oracle_figures.causal_problem(33, "cpu")
+    out = oracle_figures.sdpa(problem)()[0].transpose(0, 1)
+    assert float((out - solve(problem).out).abs().max()) < 1e-13
+
+
+def test_a_figure_on_small_inputs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(oracle_figures, "CPU_LENGTH", 32)
+    monkeypatch.setattr(oracle_figures, "CPU_LONGER", 64)
+    found = oracle_figures.cpu_vs_sdpa()
+    assert math.isfinite(found.value)
+    assert found.value > 0
+    assert "64 tokens" in found.detail
+
+
+def test_decode_rows_have_one_query_over_a_long_context(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert budget_figures.CONTEXT == 8192
+    monkeypatch.setattr(budget_figures, "CONTEXT", 48)
+    problem = budget_figures.decode_problem("cpu")
+    assert set(problem.q_lens) == {1}
+    assert set(problem.kv_lens) == {48}
+    assert problem.group > 1
+    assert budget_figures.worst_case_cost("cpu").value > 0
+
+
+def test_the_gather_is_64_tokens_by_8_heads_by_128() -> None:
+    case = load_case(CASE)
+    assert case.operation is Operation.KV_GATHER
+    assert (case.context_lens, case.num_kv_heads, case.head_dim, case.v_head_dim) == ((64,), 8, 128, 128)
+
+
+@pytest.mark.parametrize(
+    ("errors", "reason"), [("Traceback\nKeyError: 'x'\n", "KeyError: 'x'"), ("", "the process ended with -9")]
+)
+def test_a_comparison_that_fails_gives_its_last_line(monkeypatch: pytest.MonkeyPatch, errors: str, reason: str) -> None:
+    ended = subprocess.CompletedProcess([], -9, stdout="", stderr=errors)
+    monkeypatch.setattr(subprocess, "run", lambda *args, **kwargs: ended)
+    with pytest.raises(NotMeasured, match=f"^{reason}$"):
+        alone("x")
+
+
+def test_times_come_back_from_a_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    ended = subprocess.CompletedProcess([], 0, stdout='{"a": [1.0, 2.0]}', stderr="a warning")
+    monkeypatch.setattr(subprocess, "run", lambda *args, **kwargs: ended)
+    assert alone("x") == {"a": Times([1.0, 2.0])}
+
+
+def test_the_plugin_imports_no_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(plugin_figure, "STARTS", 1)
+    found = plugin_figure.import_ms()
+    assert found.value > 0
+    assert found.detail.endswith("torch is not imported")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["emulator.batched_vs_serial", "fuzz.overhead"])
+def test_measured_in_processes_of_their_own(name: str) -> None:
+    assert measure(name, Engine.EMULATOR).value > 0

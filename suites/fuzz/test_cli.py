@@ -1,0 +1,155 @@
+"""The command line on real targets in real worker processes: results, exit codes, one line for each error."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from fuzz.case import Case
+from fuzz.cli import main
+from suites.fuzz.cases import extend_case, gather_case
+
+PLANTED = ["--targets", "suites.fuzz.planted"]
+EMULATOR = ["--engine", "emulator"]
+
+
+def write(tmp_path: Path, case: Case) -> str:
+    path = tmp_path / "case.json"
+    path.write_text(case.to_json())
+    return str(path)
+
+
+def result(capsys: pytest.CaptureFixture[str]) -> Any:
+    return json.loads(capsys.readouterr().out)
+
+
+def one_line(capsys: pytest.CaptureFixture[str]) -> str:
+    captured = capsys.readouterr()
+    assert captured.err.startswith("attn-oracle: ")
+    assert captured.err.count("\n") == 1
+    assert captured.out == ""
+    return captured.err
+
+
+def test_run_judges_a_case_on_every_target_of_its_operation(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert (
+        main(["run", write(tmp_path, extend_case(head_dim=64, v_head_dim=64, group_size=1)), *EMULATOR, "--json"]) == 0
+    )
+    data = result(capsys)
+    assert data["schema"] == 1
+    assert data["engine"] == "emulator"
+    assert data["targets"]["torch.sdpa"]["verdicts"] == {"pass": 1}
+    assert data["targets"]["torch.sdpa"]["elements"] > 0
+
+
+def test_run_finds_planted_faults_and_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = write(tmp_path, gather_case())
+    assert main(["run", path, *EMULATOR, *PLANTED, "--target", "planted.gather.values"]) == 1
+    assert "fail     values" in capsys.readouterr().out
+    assert main(["run", path, *EMULATOR, *PLANTED, "--target", "planted.gather.clean", "--bisect"]) == 0
+
+
+def test_crashes_are_survived(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    names = ["planted.gather.segfault", "planted.gather.crash", "planted.gather.clean"]
+    arguments = [argument for name in names for argument in ("--target", name)]
+    assert main(["run", write(tmp_path, gather_case()), *EMULATOR, *PLANTED, *arguments, "--json"]) == 1
+    targets = result(capsys)["targets"]
+    assert targets["planted.gather.segfault"]["verdicts"] == {"crash": 1}
+    assert "SIGSEGV" in targets["planted.gather.segfault"]["findings"][0]["message"]
+    assert targets["planted.gather.crash"]["verdicts"] == {"crash": 1}
+    assert "planted" in targets["planted.gather.crash"]["findings"][0]["message"]
+    assert targets["planted.gather.clean"]["verdicts"] == {"pass": 1}
+
+
+def test_a_case_outside_the_declared_capabilities_is_unsupported(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = write(tmp_path, gather_case(head_dim=40, v_head_dim=40))
+    assert main(["run", path, *EMULATOR, *PLANTED, "--target", "planted.gather.clean"]) == 125
+    assert "head_dim 40 is not declared; declared: 32" in capsys.readouterr().out
+
+
+def test_fuzz_repeats_itself_and_keeps_its_findings(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = ["fuzz", "planted.gather.nan", "planted.gather.clean", *PLANTED, *EMULATOR, "--cases", "12", "--json"]
+    assert main([*arguments, "--jobs", "1", "--out", str(tmp_path / "a")]) == 1
+    first = result(capsys)
+    assert main([*arguments, "--jobs", "2", "--out", str(tmp_path / "b")]) == 1
+    second = result(capsys)
+    for data in (first, second):
+        for target in data["targets"].values():
+            del target["time"]
+            for finding in target["findings"]:
+                assert Path(finding.pop("case")).is_file()
+    assert first == second
+    clean = first["targets"]["planted.gather.clean"]
+    assert clean["findings"] == []
+    assert clean["verdicts"] == {"pass": 12}
+    assert {f["check"] for f in first["targets"]["planted.gather.nan"]["findings"]} == {"nan"}
+    (saved,) = (tmp_path / "a").glob("finding-*.json")
+    assert main(["replay", str(saved), *PLANTED, *EMULATOR]) == 1
+    assert main(["replay", str(tmp_path / "a"), *PLANTED, *EMULATOR]) == 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "words"),
+    [
+        (["run", "absent.json"], 2, ["absent.json", "cannot be read"]),
+        (["run", "absent.json", "--bisect"], 128, ["absent.json"]),
+        (["fuzz", "no.such", "--cases", "1", *EMULATOR], 2, ["no.such", "unknown"]),
+        (["fuzz", *EMULATOR], 2, ["--cases", "--time"]),
+        (["fuzz", "--time", "soon", *EMULATOR], 2, ["--time", "'soon'", "90s"]),
+        (["fuzz", "--cases", "1", "--engine", "tpu"], 2, ["--engine", "'tpu'", "auto"]),
+        (["targets", "--targets", "no_such_module"], 2, ["no_such_module"]),
+        (["replay", "absent.json", *EMULATOR], 2, ["absent.json", "cannot be read"]),
+    ],
+)
+def test_bad_usage_is_one_line(
+    arguments: list[str], code: int, words: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(arguments) == code
+    line = one_line(capsys)
+    assert all(word in line for word in words), line
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a GPU")
+def test_an_engine_that_is_not_here_is_125(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["fuzz", "--cases", "1", "--engine", "cuda"]) == 125
+    assert "sees no GPU" in one_line(capsys)
+
+
+def test_a_corrupted_case_names_its_field(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "case.json"
+    path.write_text(gather_case().to_json().replace('"page_size": 16', '"page_size": "x"'))
+    assert main(["run", str(path), *EMULATOR]) == 2
+    assert "case.page_size" in one_line(capsys)
+
+
+@pytest.mark.parametrize("text", ["{}", '{"target": 3}', '{"target": "torch.sdpa", "case": {}}', "nonsense", "[]"])
+def test_a_corrupted_finding_is_one_line(text: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "finding-1.json"
+    path.write_text(text)
+    assert main(["replay", str(path), *EMULATOR]) == 2
+    assert "finding-1.json" in one_line(capsys)
+
+
+def test_an_unknown_option_is_bad_usage(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["fuzz", "--colour"]) == 2
+    assert "--colour" in capsys.readouterr().err
+
+
+def test_targets_say_why_they_cannot_run(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["targets", "--json"]) == 0
+    listed = result(capsys)["targets"]
+    assert listed["torch.sdpa"]["engines"]["emulator"] is None
+    assert listed["torch.sdpa"]["engines"]["hip"]
+
+
+def test_help_names_every_command(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--help"]) == 0
+    text = capsys.readouterr().out
+    for command in ("doctor", "targets", "certify", "run", "fuzz", "replay", "bench"):
+        assert command in text

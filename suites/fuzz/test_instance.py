@@ -1,0 +1,133 @@
+"""Physical tensors: bit-identical again, poison everywhere that is not data, nothing shared."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fuzz import registry
+from fuzz.buffers import DTYPES, Poison, empty_buffer, pattern
+from fuzz.case import Case
+from fuzz.instance import build, num_blocks, pages, slots_of, write_expected
+from fuzz.space import Space
+from fuzz.strategies import cases
+from oracle.bits import bits
+from oracle.kinds import Operation, Role
+from oracle.layout import read_slots
+from suites.fuzz.cases import extend_case, gather_case, write_case
+
+SPACES = [Space(target, budget=80) for target in registry.load().values()]
+
+
+@given(data=st.data())
+def test_a_case_is_rebuilt_bit_for_bit(data: st.DataObject) -> None:
+    case = data.draw(cases(data.draw(st.sampled_from(SPACES))))
+    first, second = build(case, Poison.NAN), build(case, Poison.NAN)
+    assert first.buffers.keys() == second.buffers.keys()
+    for name, buffer in first.buffers.items():
+        assert torch.equal(buffer.image(), second.buffers[name].image())
+
+
+@given(data=st.data())
+def test_poison_changes_only_what_is_no_data(data: st.DataObject) -> None:
+    case = data.draw(cases(data.draw(st.sampled_from(SPACES))))
+    one, other = build(case, Poison.POSITIVE), build(case, Poison.NEGATIVE)
+    for name, buffer in one.buffers.items():
+        # What two poisons leave alike is data, and every element that differs holds its own poison.
+        a, b = buffer.storage, other.buffers[name].storage
+        differ = a != b
+        assert bool((a[differ] == pattern(buffer.view.dtype, Poison.POSITIVE)).all())
+        assert bool((b[differ] == pattern(buffer.view.dtype, Poison.NEGATIVE)).all())
+        if name not in ("k_cache", "v_cache"):
+            assert torch.equal(bits(buffer.view), bits(other.buffers[name].view))
+
+
+@given(data=st.data())
+def test_no_page_is_shared_and_slots_are_distinct(data: st.DataObject) -> None:
+    case = data.draw(cases(SPACES[0]))
+    table = pages(case)
+    assert len(set(table)) == len(table)
+    assert all(0 <= page < num_blocks(case) for page in table)
+    slots = slots_of(case)
+    assert len(slots.unique()) == len(slots) == sum(case.context_lens)
+
+
+def test_the_pool_holds_the_linear_rows_and_poison() -> None:
+    case = gather_case()
+    instance = build(case, Poison.NAN)
+    for role, linear in instance.linear.items():
+        cache = instance.buffers[f"{role.value}_cache"].view
+        assert torch.equal(bits(read_slots(cache, instance.slots, instance.geometry(role))), bits(linear))
+        held = bits(cache).flatten()
+        assert int((held == pattern(cache.dtype, Poison.NAN)).sum()) == cache.numel() - linear.numel()
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_poison_is_large_or_nan(dtype: str) -> None:
+    for poison in Poison:
+        buffer = empty_buffer("x", (4,), DTYPES[dtype], poison, device="cpu")
+        value = buffer.view[0].double() if buffer.view.is_floating_point() else None
+        if value is not None:
+            assert bool(value.isnan()) == (poison is Poison.NAN)
+            if poison is not Poison.NAN:
+                assert abs(float(value)) >= 128
+                assert (float(value) < 0) == (poison is Poison.NEGATIVE)
+
+
+def test_guards_lie_on_both_sides_and_positions_are_named() -> None:
+    buffer = empty_buffer("x", (3, 4), torch.float32, Poison.POSITIVE, device="cpu", token_stride=10)
+    assert buffer.view.stride() == (10, 1)
+    assert buffer.view.storage_offset() > 0
+    before = buffer.image()
+    torch.as_strided(buffer.view, (1,), (1,), buffer.view.storage_offset() - 1).zero_()
+    changed = (buffer.image() != before).nonzero().flatten()
+    assert [buffer.where(int(c)) for c in changed] == [-1]
+
+
+def test_a_huge_pool_touches_its_own_pages_only() -> None:
+    case = gather_case(pool="huge", context_lens=[1, 1], head_dim=64, v_head_dim=64, dtype="uint8", kv_dtype="uint8")
+    instance = build(case, Poison.POSITIVE)
+    cache = instance.buffers["k_cache"]
+    assert cache.view.numel() > 1 << 31
+    assert sum(high - low for low, high in cache.watched) < 1 << 16
+    assert int(instance.slots.max()) * 64 * 2 >= 1 << 31
+
+
+def test_skipped_tokens_are_negative_and_stay_out() -> None:
+    case = write_case(skip="some", context_lens=[40])
+    instance = build(case, Poison.POSITIVE)
+    listed = instance.buffers["slots"].view
+    assert 0 < int((listed < 0).sum()) < 40
+    assert torch.equal(listed, instance.slots)
+    before = instance.buffers["k_cache"].image()
+    write_expected(instance)
+    changed = int((instance.buffers["k_cache"].image() != before).sum())
+    assert changed <= int((listed >= 0).sum()) * 2 * 32
+
+
+def test_a_slot_map_leads_to_the_sub_pool() -> None:
+    case = write_case(slot_map="holes", context_lens=[40])
+    instance = build(case, Poison.POSITIVE)
+    slots, slot_map = instance.buffers["slots"].view, instance.buffers["slot_map"].view
+    assert torch.equal(slot_map[slots], instance.slots)
+    assert 0 < int((instance.slots < 0).sum()) < 40
+
+
+def test_attention_instances_pose_their_problem() -> None:
+    instance = build(extend_case(), Poison.POSITIVE)
+    assert instance.problem is not None
+    assert instance.problem.q_lens == (17, 2)
+    assert instance.problem.scale == 32**-0.5
+    assert torch.equal(instance.buffers["q_indptr"].view, torch.tensor([0, 17, 19]))
+
+
+def test_every_declared_operation_can_be_built() -> None:
+    assert {space.declaration.operation for space in SPACES} == {
+        Operation.KV_WRITE,
+        Operation.KV_GATHER,
+        Operation.VARLEN_EXTEND,
+    }
+    assert Role.K in build(gather_case(), Poison.NAN).linear
+    assert isinstance(gather_case(), Case)

@@ -1,0 +1,99 @@
+"""The ledger: entries match what they name, and a bad file says which entry and field."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from fuzz.check.result import Check
+from fuzz.commands import built_in_ledger
+from fuzz.ledger import LedgerError, load
+from oracle.kinds import Engine
+from suites.fuzz.cases import gather_case
+
+ENTRY = """
+schema = 1
+[[defect]]
+id = "x"
+target = "t"
+summary = "s"
+checks = ["bounds", "crash"]
+features = { index_dtype = ["int32"] }
+engines = ["emulator"]
+packages = { sglang = ">=0.5.15,<0.6" }
+upstream = "unreported"
+severity = "s"
+reachability = "r"
+case = "case.json"
+"""
+
+
+def write(tmp_path: Path, text: str) -> Path:
+    (tmp_path / "case.json").write_text(gather_case(index_dtype="int32").to_json())
+    path = tmp_path / "ledger.toml"
+    path.write_text(text)
+    return path
+
+
+def test_an_entry_matches_target_check_and_features(tmp_path: Path) -> None:
+    (defect,) = load(write(tmp_path, ENTRY))
+    narrow = gather_case(index_dtype="int32")
+    assert defect.matches("t", Check.BOUNDS, None, narrow)
+    assert defect.matches("t", Check.CRASH, "window", narrow)
+    assert not defect.matches("t", Check.VALUES, None, narrow)
+    assert not defect.matches("u", Check.BOUNDS, None, narrow)
+    assert not defect.matches("t", Check.BOUNDS, None, gather_case(index_dtype="int64"))
+
+
+def test_a_diagnosis_class_must_agree(tmp_path: Path) -> None:
+    (defect,) = load(write(tmp_path, ENTRY + 'diagnosis = "window"\n'))
+    narrow = gather_case(index_dtype="int32")
+    assert defect.matches("t", Check.BOUNDS, "window", narrow)
+    assert not defect.matches("t", Check.BOUNDS, None, narrow)
+
+
+def test_an_entry_applies_to_its_engines_and_versions(tmp_path: Path) -> None:
+    (defect,) = load(write(tmp_path, ENTRY))
+    assert defect.applies(Engine.EMULATOR, {"sglang": "0.5.23"})
+    assert not defect.applies(Engine.CUDA, {"sglang": "0.5.23"})
+    assert not defect.applies(Engine.EMULATOR, {"sglang": "0.6.1"})
+    assert not defect.applies(Engine.EMULATOR, {"sglang": None})
+    assert not defect.applies(Engine.EMULATOR, {})
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "words"),
+    [
+        ("schema = 1", "schema = 9", ["schema", "allowed: 1"]),
+        ('id = "x"', "", ["defect 1", "id", "missing"]),
+        ('"crash"', '"cresh"', ["checks", "bounds"]),
+        ('["emulator"]', '["cpu"]', ["engines", "cuda"]),
+        (">=0.5.15,<0.6", "newest", ["packages", "version ranges"]),
+        ('summary = "s"', 'summary = ""', ["summary", "text"]),
+        ('id = "x"', 'id = "x"\ncolour = 1', ["colour", "unknown"]),
+        ('"case.json"', '"absent.json"', ["case", "cannot be read"]),
+        ("[[defect]]", "[[defect]", ["ledger.toml"]),
+        ("[[defect]]", "x = 1\n[[defect]]", ["x", "unknown"]),
+        ("[[defect]]", "defect = 3\n[d]", ["defect"]),
+        ("{ index_dtype = [", "[ 3 ] #", ["features", "a table"]),
+    ],
+)
+def test_a_bad_ledger_is_one_line(tmp_path: Path, old: str, new: str, words: list[str]) -> None:
+    assert old in ENTRY
+    with pytest.raises(LedgerError) as raised:
+        load(write(tmp_path, ENTRY.replace(old, new)))
+    assert "\n" not in str(raised.value)
+    assert all(word in str(raised.value) for word in words), raised.value
+
+
+def test_ids_are_unique(tmp_path: Path) -> None:
+    with pytest.raises(LedgerError, match="given twice"):
+        load(write(tmp_path, ENTRY + ENTRY.replace("schema = 1", "")))
+
+
+def test_the_ledger_that_ships_is_valid_and_its_cases_have_its_features() -> None:
+    defects = built_in_ledger()
+    assert defects
+    for defect in defects:
+        assert defect.matches(defect.target, defect.checks[0], defect.diagnosis, defect.case), defect.id

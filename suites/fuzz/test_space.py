@@ -1,0 +1,127 @@
+"""The case space: every draw is a valid case inside the declared capabilities; plans cover what is declared."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from hashlib import blake2b
+from itertools import islice
+from typing import TypeVar
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fuzz import registry
+from fuzz.case import Pool, case_from_json
+from fuzz.plan import CounterChooser, Coverage, Plan, pairs_of
+from fuzz.space import Space
+from fuzz.strategies import cases
+from fuzz.support import unsupported
+from oracle.declare import Declaration, declaration_of
+from suites.fuzz import planted
+
+T = TypeVar("T")
+TARGETS = list(registry.load().values())
+by_name = pytest.mark.parametrize("target", TARGETS, ids=lambda t: t.name)
+
+
+class First:
+    """Picks the simplest of everything."""
+
+    def choose(self, name: str, options: Sequence[T]) -> T:
+        return options[0]
+
+    def integer(self, name: str, low: int, high: int) -> int:
+        return low
+
+
+@by_name
+def test_the_simplest_case_is_small(target: Declaration) -> None:
+    case = Space(target).draw(First())
+    assert len(case.context_lens) == 1
+    assert sum(case.context_lens) <= 1
+    assert not case.strided
+    assert unsupported(target, case) is None
+
+
+@by_name
+@given(data=st.data())
+def test_drawn_cases_are_supported_and_survive_json(target: Declaration, data: st.DataObject) -> None:
+    case = data.draw(cases(Space(target)))
+    assert unsupported(target, case) is None
+    assert case_from_json(case.to_json()) == case
+    assert sum(case.context_lens) <= 2 * 600
+    assert case.pool is not Pool.HUGE
+
+
+@by_name
+def test_features_of_drawn_cases_are_declared_ones(target: Declaration) -> None:
+    space = Space(target)
+    for case in islice(Plan(space, 3), 60):
+        names = {name for name, _ in space.features(case)}
+        lacking = set(space.dimensions) - names
+        # A batch without requests has no lengths, a length that is no boundary has no label.
+        assert lacking <= {"length", "query"}, lacking
+
+
+@by_name
+def test_a_plan_covers_every_pair_within_300_cases(target: Declaration) -> None:
+    space = Space(target)
+    plan, coverage = Plan(space, 0), Coverage(space)
+    for case in islice(plan, 300):
+        coverage.add(case)
+    assert plan.holes == []
+    assert coverage.holes == []
+    seen, declared = coverage.boundary_classes()
+    assert seen == declared
+
+
+def test_coverage_counts_only_what_was_added() -> None:
+    space = Space(TARGETS[0])
+    coverage = Coverage(space)
+    assert len(coverage.holes) == len(space.pairs())
+    case = next(iter(Plan(space, 0)))
+    coverage.add(case)
+    assert coverage.seen == pairs_of(space, case) & coverage.wanted
+    assert coverage.holes
+
+
+def test_an_impossible_pair_is_excluded_with_a_reason() -> None:
+    space = Space(TARGETS[0])
+    assert space.excluded(frozenset({("requests", "none"), ("length", "one")}))
+    assert space.excluded(frozenset({("requests", "many"), ("length", "one")})) is None
+
+
+def test_plans_repeat_and_seeds_differ() -> None:
+    space = Space(TARGETS[0])
+
+    def first(seed: int, round_: int = 0) -> list[str]:
+        return [case.to_json() for case in islice(Plan(space, seed, round_), 40)]
+
+    assert first(5) == first(5)
+    assert first(5) != first(6)
+    assert first(5) != first(5, 1)
+
+
+def test_counters_pick_every_option_and_obey_pins() -> None:
+    picks = {CounterChooser(1, stream).choose("x", "abc") for stream in range(40)}
+    assert picks == set("abc")
+    assert {CounterChooser(1, s, {"x": "b"}).choose("x", "abc") for s in range(9)} == {"b"}
+    numbers = {CounterChooser(1, s).integer("n", 2, 4) for s in range(40)}
+    assert numbers == {2, 3, 4}
+    # A pin must not shift what is drawn after it.
+    free, pinned = CounterChooser(1, 0), CounterChooser(1, 0, {"x": "b"})
+    free.choose("x", "abc")
+    pinned.choose("x", "abc")
+    assert free.integer("n", 0, 1 << 30) == pinned.integer("n", 0, 1 << 30)
+
+
+def test_the_sequence_is_pinned() -> None:
+    """Case i is a function of (seed, round, i): changing this orphans what others have recorded."""
+    target = declaration_of(planted.gather_clean)
+    assert target is not None
+    drawn = [case.to_json() for case in islice(Plan(Space(target), 11), 50)]
+    assert blake2b("".join(drawn).encode(), digest_size=8).hexdigest() == PINNED
+
+
+PINNED = "52ebfbb1d935fe2c"

@@ -1,0 +1,144 @@
+"""No correct kernel exceeds the worst-case bound, whatever it legitimately chooses, whatever the data."""
+
+import math
+from dataclasses import replace
+from statistics import median
+
+import pytest
+import torch
+
+from oracle.attention import solve
+from oracle.budget.judge import judge
+from oracle.budget.worst_case import worst_case
+from oracle.precision import Precision
+from oracle.problem import Problem
+from oracle.verdict import Verdict
+from suites.oracle.budget.inputs import picker, problem
+from suites.oracle.budget.kernels import DTYPES, UNITS, Choices, run
+
+
+def choices(seed: int, input_dtype: str) -> Choices:
+    """Kernel number `seed`: each choice drawn on its own."""
+    pick = picker(torch.Generator().manual_seed(seed ^ 0x5EED))
+    p_dtype, p_scale = pick(
+        (None, 1.0),
+        ("bf16", 1.0),
+        ("fp16", 1.0),
+        ("e4m3fn", 1.0),
+        ("e4m3fn", 448.0),
+        ("e4m3fn", 256.0),
+        ("e4m3fnuz", 240.0),
+        ("e5m2", 100.0),
+    )
+    splits, ranks = pick((1, 1), (1, 1), (2, 1), (5, 1), (1, 2), (3, 3))
+    return Choices(
+        tile=pick(1, 16, 32, 64, 256),
+        order=pick("ascending", "descending", "random"),
+        base_two=pick(True, False),
+        scale_query=pick(True, False),
+        fused_argument=pick(True, False),
+        reciprocal=pick(True, False),
+        unit=pick(*UNITS) if input_dtype != "fp32" else pick("blas", "chain", "reverse_chain"),
+        q_cast=pick(None, None, None, "bf16", "e4m3fn"),
+        qk_product=pick(None, None, None, "bf16", "fp16"),
+        logit_dtype=pick("fp32", "fp32", "fp32", "bf16", "fp16"),
+        exp_noise=pick("none", "random", "biased"),
+        p_dtype=p_dtype,
+        p_scale=p_scale,
+        p_truncated=pick(False, False, True) and p_dtype is not None,
+        sum_rounded=pick(True, False),
+        splits=splits,
+        partial_dtype=pick("fp32", "bf16", "fp16"),
+        merge=pick("maximum", "absolute"),
+        ranks=ranks,
+        rank_dtype=pick("fp32", "bf16"),
+        reduce_dtype=pick("fp32", "bf16"),
+        sink=pick("merge", "initial"),
+        flush=pick(True, False),
+        out_dtype=pick("bf16", "fp16", "fp32"),
+        out_truncated=pick(False, False, True),
+        tanh_noise=pick(0.0, 2.0**-12),
+        seed=seed,
+    )
+
+
+def plain(choice: Choices) -> Choices:
+    """The same tiling and order with the arithmetic of an ordinary kernel, for which bounds are tight."""
+    return replace(
+        choice,
+        q_cast=None,
+        qk_product=None,
+        logit_dtype="fp32",
+        p_dtype="bf16",
+        p_scale=1.0,
+        p_truncated=False,
+        sum_rounded=False,
+        unit="blas",
+        splits=1,
+        ranks=1,
+    )
+
+
+def measure(seed: int, choice: Choices) -> dict[str, float]:
+    """Assert that one kernel passes on one problem; how close it came to its bounds."""
+    case, dtype, family = problem(seed)
+    choice = replace(choice, seed=seed)
+    result, solution = run(case, choice), solve(case)
+    bounds = worst_case(case, choice.precision(), input_dtype=dtype)
+    label = f"seed {seed}, {family}, {dtype}, {choice}"
+    error = (result.exact_out.double() - solution.out).abs()
+    # Where nothing is promised anything goes; elsewhere the error before rounding is below the bound.
+    assert bool(((error <= bounds.out) | (bounds.out == math.inf)).all()), label
+    verdict = judge(
+        result.out,
+        result.lse,
+        solution,
+        bounds,
+        out_dtype=choice.out_dtype,
+        precision=choice.precision(),
+    )
+    assert verdict.verdict in (Verdict.PASS, Verdict.VACUOUS), f"{label}\n{verdict}"
+    judged = (bounds.out > 0) & (bounds.out < math.inf)
+    ratio = (error / bounds.out)[judged]
+    lse_judged = (bounds.lse > 0) & (bounds.lse < math.inf)
+    lse_ratio = ((result.lse.double() - solution.lse).abs() / bounds.lse)[lse_judged]
+    return {
+        "median": float(ratio.median()) if len(ratio) else 0.0,
+        "worst": float(ratio.max()) if len(ratio) else 0.0,
+        "lse": float(lse_ratio.max()) if len(lse_ratio) else 0.0,
+    }
+
+
+@pytest.mark.parametrize("first", range(0, 260, 26))
+def test_any_kernel_is_within_its_bounds(first: int) -> None:
+    for seed in range(first, first + 26):
+        measure(seed, choices(seed, problem(seed)[1]))
+
+
+def test_an_ordinary_kernel_comes_near_its_bound() -> None:
+    """The bound is no blank cheque: of ordinary kernels the worst element uses a fair part of it."""
+    worst = [measure(seed, plain(choices(seed, problem(seed)[1])))["worst"] for seed in range(1000, 1052)]
+    assert median(worst) > 0.05
+    assert max(worst) > 0.3
+
+
+@pytest.mark.parametrize("dtype", ["bf16", "fp16", "fp32"])
+@pytest.mark.parametrize("n", [40, 700])
+def test_torch_attention_is_within_its_bounds(dtype: str, n: int) -> None:
+    """A kernel that is not ours: torch's on the CPU, which casts weights to the dtype of the input."""
+    gen = torch.Generator().manual_seed(n)
+    q, k, v = (torch.randn(n, 4, 32, generator=gen).to(DTYPES[dtype]) for _ in range(3))
+    case = Problem(q=q, k=k, v=v, q_lens=(n,), kv_lens=(n,), scale=32**-0.5)
+    out = torch.nn.functional.scaled_dot_product_attention(
+        *(x.transpose(0, 1).unsqueeze(0) for x in (q, k, v)), is_causal=True
+    )
+    precision = Precision(source="its source", qk_product=None, row_sum_of_rounded_p=False)
+    bounds = worst_case(case, precision, input_dtype=dtype)
+    judgement = judge(out[0].transpose(0, 1), None, solve(case), bounds, out_dtype=dtype, precision=precision)
+    assert judgement.verdict is Verdict.PASS, judgement
+
+
+@pytest.mark.slow
+def test_any_kernel_is_within_its_bounds_at_length() -> None:
+    for seed in range(10_000, 14_000):
+        measure(seed, choices(seed, problem(seed)[1]))

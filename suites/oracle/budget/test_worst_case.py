@@ -1,0 +1,250 @@
+"""Properties of the worst-case bounds: monotone, independent of blocks and layout of the problem, local."""
+
+import math
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from oracle.attention import lse_with_sink, solve
+from oracle.budget.worst_case import Bounds, explain, worst_case
+from oracle.precision import Accumulation, MatrixUnit, Precision, Rounding
+from oracle.problem import Problem
+from suites.oracle.budget.inputs import problem
+from suites.oracle.budget.kernels import Choices, run
+
+STRICT = Precision(qk_product=None, p_dtype=None, row_sum_of_rounded_p=False, tile=1 << 20)
+
+LOOSENINGS: list[tuple[dict[str, Any], dict[str, Any]]] = [
+    ({}, {"q_cast": "bf16"}),
+    ({"q_cast": "bf16"}, {"q_cast": "e4m3fn"}),
+    ({}, {"qk_product": "bf16"}),
+    ({}, {"qk": MatrixUnit(unit_roundoff=2.0**-20)}),
+    ({}, {"qk": MatrixUnit(toward_zero=True)}),
+    (
+        {"qk": MatrixUnit(accumulation=Accumulation.FUSED, block=16, fraction_bits=25)},
+        {"qk": MatrixUnit(accumulation=Accumulation.FUSED, block=16, fraction_bits=13)},
+    ),
+    ({}, {"logit_dtype": "bf16"}),
+    ({}, {"scale_error": 2.0**-10}),
+    ({}, {"tanh_error": 2.0**-5}),
+    ({}, {"exp_error": 2.0**-8}),
+    ({}, {"exp_argument_roundings": 9}),
+    ({}, {"log_error": 2.0**-10}),
+    ({}, {"p_dtype": "bf16"}),
+    ({"p_dtype": "bf16"}, {"p_dtype": "bf16", "p_rounding": Rounding.TOWARD_ZERO}),
+    ({"p_dtype": "bf16"}, {"p_dtype": "bf16", "row_sum_of_rounded_p": None}),
+    ({"p_dtype": "bf16", "row_sum_of_rounded_p": True}, {"p_dtype": "bf16", "row_sum_of_rounded_p": None}),
+    ({"p_dtype": "bf16"}, {"p_dtype": "e4m3fn", "p_scale": 448.0}),
+    ({"p_dtype": "e4m3fn", "p_scale": 448.0}, {"p_dtype": "e4m3fn", "p_scale": 256.0}),
+    ({}, {"pv": MatrixUnit(unit_roundoff=2.0**-18)}),
+    (
+        {"pv": MatrixUnit(accumulation=Accumulation.BLOCK, block=16)},
+        {"pv": MatrixUnit(accumulation=Accumulation.BLOCK, block=16, unit_roundoff=2.0**-20)},
+    ),
+    ({}, {"tile": 16}),
+    ({"tile": 16}, {"tile": 1}),
+    ({}, {"max_splits": 4}),
+    ({"max_splits": 4}, {"max_splits": 9}),
+    ({"max_splits": 4}, {"max_splits": 4, "partial_dtype": "bf16"}),
+    ({}, {"ranks": 4}),
+    ({"ranks": 4}, {"ranks": 4, "rank_dtype": "bf16"}),
+    ({"ranks": 4}, {"ranks": 4, "reduce_dtype": "bf16"}),
+    ({"flush_subnormals": False}, {}),
+]
+
+
+def close(a: torch.Tensor, b: torch.Tensor, size: float = 0.0) -> bool:
+    """Equal but for the slack against float64's cancellation in the spread, which depends on the block."""
+    return bool(torch.isclose(a, b, rtol=1e-5, atol=1e-6 * size).all())
+
+
+@settings(max_examples=80, deadline=None)
+@given(seed=st.integers(0, 5000), loosening=st.sampled_from(LOOSENINGS))
+def test_loosening_a_field_never_shrinks_a_bound(seed: int, loosening: tuple[dict[str, Any], dict[str, Any]]) -> None:
+    case, dtype, _ = problem(seed, largest=40)
+    before, after = (worst_case(case, replace(STRICT, **fields), input_dtype=dtype) for fields in loosening)
+    # Of a spread near 0, float64 leaves some noise.
+    assert bool((after.out >= before.out * (1 - 1e-9)).all())
+    assert bool((after.lse >= before.lse * (1 - 1e-9)).all())
+
+
+@pytest.mark.parametrize("loosening", LOOSENINGS, ids=lambda pair: ",".join(pair[1]))
+def test_each_loosening_matters_somewhere(loosening: tuple[dict[str, Any], dict[str, Any]]) -> None:
+    """Otherwise the property above would hold of fields that nobody reads."""
+    grown = False
+    for seed in range(60):
+        case, dtype, _ = problem(seed, largest=40)
+        before, after = (worst_case(case, replace(STRICT, **fields), input_dtype=dtype) for fields in loosening)
+        grown |= bool((after.out > before.out).any() or (after.lse > before.lse).any())
+        if grown:
+            break
+    assert grown
+
+
+@settings(max_examples=25, deadline=None)
+@given(seed=st.integers(0, 5000), block=st.sampled_from([1, 64, 700]))
+def test_bounds_do_not_depend_on_the_blocks(seed: int, block: int) -> None:
+    case, dtype, _ = problem(seed)
+    whole, parts = (worst_case(case, input_dtype=dtype, block_logits=b) for b in (1 << 30, block))
+    assert close(whole.out, parts.out, float(whole.reach.max()))
+    assert close(whole.lse, parts.lse)
+    assert torch.equal(whole.reach, parts.reach)
+    assert torch.equal(whole.keys, parts.keys)
+
+
+@settings(max_examples=20, deadline=None)
+@given(seed=st.integers(0, 5000))
+def test_bounds_do_not_depend_on_the_order_of_keys(seed: int) -> None:
+    case, dtype, _ = problem(seed)
+    given_order = replace(case, kv_positions=case.positions())
+    orders = [start + torch.randperm(n) for start, n in zip(case.kv_starts, case.kv_lens, strict=False)]
+    order = torch.cat(orders)
+    shuffled = replace(
+        given_order,
+        k=case.k[order],
+        v=case.v[order],
+        kv_positions=case.positions()[order],
+        k_descale=_ordered(case.k_descale, order),
+        v_descale=_ordered(case.v_descale, order),
+    )
+    a, b = (worst_case(p, input_dtype=dtype) for p in (given_order, shuffled))
+    assert close(a.out, b.out, float(a.reach.max()))
+    assert close(a.lse, b.lse)
+
+
+def _ordered(descale: Any, order: torch.Tensor) -> Any:
+    by_token = isinstance(descale, torch.Tensor) and descale.shape[0] == len(order)
+    return descale[order] if by_token else descale
+
+
+def test_invisible_keys_reach_no_bound() -> None:
+    case, dtype, _ = problem(3)
+    n = case.kv_lens[0]
+    window = replace(
+        case,
+        q_lens=(2,),
+        kv_lens=(n,),
+        q=case.q[:2],
+        k=case.k[:n],
+        v=case.v[:n],
+        causal=True,
+        window=2,
+        k_descale=None,
+        v_descale=None,
+    )
+    poisoned = replace(window, k=window.k.clone(), v=window.v.clone())
+    poisoned.k[: n - 3], poisoned.v[: n - 3] = math.nan, math.inf
+    clean, dirty = (worst_case(p, input_dtype=dtype) for p in (window, poisoned))
+    assert close(clean.out, dirty.out)
+    assert close(clean.lse, dirty.lse)
+    assert bool(dirty.out.isfinite().all())
+
+
+def test_rows_without_keys_are_exact() -> None:
+    q, k = torch.randn(5, 2, 16), torch.randn(2, 1, 16)
+    case = Problem(q=q, k=k, v=k, q_lens=(5, 0), kv_lens=(2, 0), scale=0.25)
+    bounds = worst_case(case, input_dtype="fp32")
+    assert bounds.keys.tolist() == [0, 0, 0, 1, 2]
+    assert bool((bounds.out[:3] == 0).all() and (bounds.lse[:3] == 0).all())
+    assert bool((bounds.out[3:] > 0).all() and (bounds.lse[3:] > 0).all())
+
+
+def test_reach_is_the_largest_visible_value() -> None:
+    v = torch.tensor([5.0, 1.0, -3.0, 2.0, 0.5]).view(5, 1, 1)
+    q = k = torch.zeros(5, 1, 16)
+    case = Problem(q=q, k=k, v=v, q_lens=(5,), kv_lens=(5,), scale=1.0, window=3)
+    assert worst_case(case, input_dtype="fp32").reach.flatten().tolist() == [5.0, 5.0, 5.0, 3.0, 3.0]
+
+
+def test_equal_values_leave_only_roundings_of_the_value() -> None:
+    """Errors of logits and exponentials cancel when every key has the same value, except for rounding."""
+    q, k = torch.randn(1, 1, 16).bfloat16() * 5, torch.randn(90, 1, 16).bfloat16()
+    case = Problem(q=q, k=k, v=torch.full((90, 1, 4), 2.0), q_lens=(1,), kv_lens=(90,), scale=0.25)
+    loose = replace(STRICT, qk_product="bf16", exp_error=1e-3, logit_dtype="bf16")
+    assert float(worst_case(case, loose, input_dtype="bf16").out.max()) < 300 * 2 * 2.0**-24
+
+
+def test_weights_of_equal_logits_are_not_rounded() -> None:
+    """They are all 1, which every format holds; so that few bits say nothing against an exact input."""
+    case = Problem(
+        q=torch.zeros(1, 1, 16),
+        k=torch.randn(90, 1, 16),
+        v=torch.randn(90, 1, 4),
+        q_lens=(1,),
+        kv_lens=(90,),
+        scale=0.25,
+    )
+    bounds = [worst_case(case, replace(STRICT, p_dtype=p), input_dtype="bf16").out for p in (None, "e4m3fn")]
+    assert bool((bounds[1] < 2 * bounds[0] + 1e-6).all())
+    truncated = replace(STRICT, p_dtype="e4m3fn", p_rounding=Rounding.TOWARD_ZERO)
+    assert bool((worst_case(case, truncated, input_dtype="bf16").out > 1000 * bounds[0]).all())
+
+
+@pytest.mark.parametrize(
+    ("fields", "shape"),
+    [
+        ({"p_dtype": "e4m3fnuz", "p_scale": 256.0}, (1.0, 1.0)),
+        ({"logit_dtype": "fp16"}, (1.0, 1e6)),
+        ({"qk_product": "fp16"}, (1e6, 1.0)),
+        ({"max_splits": 2, "partial_dtype": "fp16"}, (1.0, 1.0, 1e6)),
+        ({"q_cast": "e4m3fn"}, (500.0, 1.0)),
+    ],
+)
+def test_overflow_leaves_no_bound(fields: dict[str, Any], shape: tuple[float, ...]) -> None:
+    size, scale, value = (*shape, 1.0)[:3]
+    x = torch.ones(3, 1, 16)
+    case = Problem(q=x * size, k=x, v=x * value, q_lens=(3,), kv_lens=(3,), scale=scale / size)
+    assert bool((worst_case(case, replace(STRICT, **fields), input_dtype="fp32").out == math.inf).all())
+    assert bool(worst_case(case, STRICT, input_dtype="fp32").out.isfinite().all())
+
+
+def test_lse_that_counts_the_sink_has_its_own_bound() -> None:
+    for seed in range(60):
+        case, dtype, family = problem(seed)
+        if case.sinks is None:
+            continue
+        choice = Choices(tile=16)
+        result, solution = run(case, choice), solve(case)
+        expected = lse_with_sink(solution.lse, case.sinks)
+        actual = torch.logaddexp(result.lse, case.sinks.float())
+        bounds = worst_case(case, choice.precision(), input_dtype=dtype, lse_includes_sink=True)
+        error = (actual.double() - expected).abs() - expected.abs() * 2.0**-23
+        assert bool((error <= bounds.lse)[bounds.keys > 0].all()), (seed, family)
+
+
+def test_explain_names_the_largest_stage() -> None:
+    case, dtype, _ = problem(0)
+    where = {"input_dtype": dtype, "token": 0, "head": 0, "dim": 0}
+    fp8 = replace(STRICT, p_dtype="e4m3fn")
+    loud = replace(STRICT, exp_error=0.05)
+    torch.manual_seed(0)
+    q, k, v = torch.randn(1, 1, 16), torch.randn(60, 1, 16), torch.randn(60, 1, 4)
+    case = Problem(q=q, k=k, v=v, q_lens=(1,), kv_lens=(60,), scale=0.25)
+    for precision, stage in ((fp8, "weight cast"), (loud, "exponential")):
+        shares = explain(case, precision, **where)
+        assert next(iter(shares)) == stage
+        total = float(worst_case(case, precision, input_dtype=dtype).out[0, 0, 0])
+        assert shares[stage] <= total <= 1.5 * sum(shares.values())
+
+
+def test_explain_of_a_row_without_keys_is_empty() -> None:
+    q, k = torch.randn(2, 1, 16), torch.randn(1, 1, 16)
+    case = Problem(q=q, k=k, v=k, q_lens=(2,), kv_lens=(1,), scale=0.25)
+    assert explain(case, input_dtype="fp32", token=0, head=0, dim=0) == {}
+    assert explain(case, input_dtype="fp32", token=1, head=0, dim=0)
+
+
+def test_unknown_dtype_is_named() -> None:
+    case, _, _ = problem(0)
+    with pytest.raises(ValueError, match="'int4'"):
+        worst_case(case, input_dtype="int4")
+
+
+def test_the_default_precision_is_the_loosest_of_its_kind() -> None:
+    case, dtype, _ = problem(8)
+    default: Bounds = worst_case(case, input_dtype=dtype)
+    assert bool((default.out >= worst_case(case, STRICT, input_dtype=dtype).out).all())

@@ -1,0 +1,106 @@
+"""Declarations: data on a function; a wrong one says what to write instead."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from oracle import Convention, Precision, Supports, declare
+from oracle.convention import Window, WindowMeaning
+from oracle.declare import DeclarationError, declaration_of
+
+CONVENTION = Convention(source="a test")
+
+
+def test_the_function_is_returned_unchanged_with_its_declaration() -> None:
+    def gather(k_cache: Any, v_cache: Any, slots: Any) -> None: ...
+
+    decorated = declare.kv_gather(name="mine.gather", convention=CONVENTION)(gather)
+    assert decorated is gather
+    declaration = declaration_of(gather)
+    assert declaration is not None
+    assert declaration.name == "mine.gather"
+    assert declaration.function is gather
+    assert declaration_of(print) is None
+
+
+def test_wrong_parameters_say_what_to_write() -> None:
+    def gather(cache: Any, slots: Any) -> None: ...
+
+    with pytest.raises(DeclarationError, match=r"write def gather\(k_cache, v_cache, slots\)"):
+        declare.kv_gather(name="x", convention=CONVENTION)(gather)
+
+
+def test_extra_parameters_need_defaults() -> None:
+    def extra(k_cache: Any, v_cache: Any, slots: Any, stream: Any) -> None: ...
+    def fine(k_cache: Any, v_cache: Any, slots: Any, stream: Any = None) -> None: ...
+    def open_ended(**anything: Any) -> None: ...
+
+    with pytest.raises(DeclarationError, match="unknown stream"):
+        declare.kv_gather(name="x", convention=CONVENTION)(extra)
+    declare.kv_gather(name="x", convention=CONVENTION)(fine)
+    declare.kv_gather(name="x", convention=CONVENTION)(open_ended)
+
+
+@pytest.mark.parametrize("name", ["", "a b", "a*"])
+def test_names_are_words(name: str) -> None:
+    with pytest.raises(DeclarationError, match="dotted words"):
+        declare.kv_gather(name=name, convention=CONVENTION)
+
+
+def test_features_belong_to_the_operation() -> None:
+    with pytest.raises(DeclarationError, match=r"sinks; allowed: strided, skip, slot_map"):
+        declare.kv_write(name="x", convention=CONVENTION, supports=Supports(features=frozenset({"sinks"})))
+
+
+def test_a_convention_needs_a_source_and_known_index_dtypes() -> None:
+    with pytest.raises(ValueError, match="source"):
+        Convention(source=" ")
+    with pytest.raises(ValueError, match="int32, int64"):
+        Convention(source="x", index_dtypes=("int16",))
+
+
+@pytest.mark.parametrize(
+    ("meaning", "keys", "argument"),
+    [
+        (WindowMeaning.KEYS, 5, 5),
+        (WindowMeaning.LEFT, 5, 4),
+        (WindowMeaning.LEFT_RIGHT, 5, (4, 0)),
+        (WindowMeaning.KEYS, None, -1),
+        (WindowMeaning.LEFT_RIGHT, None, (-1, -1)),
+    ],
+)
+def test_window_arguments(meaning: WindowMeaning, keys: int | None, argument: Any) -> None:
+    assert Window(meaning=meaning, off=(-1,)).argument(keys) == argument
+
+
+@pytest.mark.parametrize(
+    ("window", "keys", "word"),
+    [
+        (Window(), 5, "takes none"),
+        (Window(meaning=WindowMeaning.KEYS), None, "means off"),
+        (Window(meaning=WindowMeaning.KEYS, off=(0,)), 0, "at least 1"),
+        (Window(meaning=WindowMeaning.LEFT, off=(0,)), 1, "means off here"),
+    ],
+)
+def test_windows_that_cannot_be_said(window: Window, keys: int | None, word: str) -> None:
+    with pytest.raises(ValueError, match=word):
+        window.argument(keys)
+
+
+def test_precision_by_dtype() -> None:
+    def gather(k_cache: Any, v_cache: Any, slots: Any) -> None: ...
+
+    exact = Precision(source="here", p_dtype=None)
+    declare.kv_gather(name="x", convention=CONVENTION, precision={"fp32": exact})(gather)
+    declaration = declaration_of(gather)
+    assert declaration is not None
+    assert declaration.precision_for("fp32") is exact
+    assert declaration.precision_for("bf16") == Precision()
+
+
+@pytest.mark.parametrize("changes", [{"tile": 0}, {"max_splits": 0}, {"ranks": 0}, {"p_scale": 0.0}])
+def test_precision_is_checked(changes: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match=f"precision.{next(iter(changes))}"):
+        Precision(**changes)

@@ -1,0 +1,87 @@
+"""Load single modules of an installed sglang without running its packages' ``__init__``.
+
+``import sglang`` needs some ninety packages that the kernels do not. A kernel file is executed under a
+private name; while it loads, and only then, its imports from sglang see placeholders. Nothing is left in
+``sys.modules`` under sglang's names, so that a full installation in the same process is never shadowed.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Mapping
+from functools import cache
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from fuzz import engine as engines
+from fuzz.engine import loader
+from oracle.kinds import Engine
+
+
+@cache
+def root() -> Path | None:
+    """The folder of the installed sglang, found without importing it, or None."""
+    spec = importlib.util.find_spec("sglang")
+    if spec is None or not spec.submodule_search_locations:
+        return None
+    return Path(next(iter(spec.submodule_search_locations)))
+
+
+def installed_version() -> str | None:
+    """The installed version of sglang, or None."""
+    try:
+        return version("sglang")
+    except PackageNotFoundError:
+        return None
+
+
+def missing(candidates: tuple[str, ...], engine: Engine) -> str | None:
+    """Why none of the files can be loaded here, in one line, or None."""
+    folder = root()
+    if folder is None:
+        return "sglang is not installed: pip install --no-deps sglang==0.5.15"
+    if not any((folder / name).is_file() for name in candidates):
+        return f"sglang {installed_version()} has none of {', '.join(candidates)}"
+    return loader.missing_compiler(engine)
+
+
+class _Placeholder:
+    """Stands for a name that a kernel file imports and our targets never use."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        raise NotImplementedError(f"{self._name} is not loaded: only the kernels of the importing file are")
+
+
+class _PlaceholderModule(ModuleType):
+    """A module that has every name, as a placeholder, apart from those given."""
+
+    def __init__(self, name: str, given: Mapping[str, Any]) -> None:
+        super().__init__(name)
+        self.__path__: list[str] = []
+        vars(self).update(given)
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return _Placeholder(f"{self.__name__}.{name}")
+
+
+def load(candidates: tuple[str, ...], given: Mapping[str, Mapping[str, Any]]) -> ModuleType:
+    """Execute the first of ``candidates`` (paths inside the package) that exists, for the current engine.
+
+    ``given`` holds, by module name, the values that the file really needs from other sglang modules.
+    """
+    folder = root()
+    if folder is None:
+        raise FileNotFoundError("sglang is not installed")
+    path = next(folder / name for name in candidates if (folder / name).is_file())
+
+    def placeholder(name: str) -> ModuleType:
+        return _PlaceholderModule(name, given.get(name, {}))
+
+    return loader.load_source(path, f"attn_oracle_loaded.{path.stem}", {"sglang": placeholder}, engines.current())
