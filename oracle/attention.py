@@ -15,6 +15,7 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -60,7 +61,7 @@ class Blocks:
         return self if rows >= self.rows else replace(self, rows=rows, keys=self.rows * self.keys // rows)
 
 
-CPU_BLOCKS = Blocks(rows=128, keys=512, heads=8)
+CPU_BLOCKS = Blocks(rows=128, keys=512, heads=4)
 GPU_BLOCKS = Blocks(rows=1024, keys=4096, heads=8)
 
 
@@ -90,9 +91,9 @@ def solve(
         keys=block_k or default.keys,
         heads=block_heads or default.heads,
     )
-    problem = _in_order(problem)
-    out = torch.empty(problem.q.shape[0], problem.q_heads, problem.dim_v, dtype=torch.float64, device=where)
-    lse = torch.full(out.shape[:2], -math.inf, dtype=torch.float64, device=where)
+    problem = _in_order(problem.to(where))
+    out = torch.empty(problem.q.shape[0], problem.q_heads, problem.dim_v, dtype=torch.float64, device=problem.device)
+    lse = out.new_full(out.shape[:2], -math.inf)
     for members in _batches(problem, blocks.logits):
         _solve_batch(problem, members, blocks, out, lse)
     if problem.sinks is not None:
@@ -148,24 +149,26 @@ def _solve_batch(problem: Problem, members: Sequence[int], blocks: Blocks, out: 
         window=problem.window,
         positions=_positions_of(problem, members),
     )
-    queries = _Rows.of([problem.q_starts[i] for i in members], max(q_lens), out.device)
-    shape = (len(members), queries.count, problem.kv_heads, problem.group)
+    queries = _Rows.of(problem.q_starts, members, q_lens, problem.q)
     low, high = ranges.span()
     if low == high:
-        queries.write(out, out.new_zeros(*shape, problem.dim_v), q_lens)
+        queries.write(out, queries.rows(out).zero_())
         return
     ranges = ranges.shifted(low)
-    keys = _Rows.of([problem.kv_starts[i] + low for i in members], high - low, out.device)
+    keys = _Rows.of(problem.kv_starts, members, [high - low] * len(members), problem.k, skip=low)
     fitted = blocks.fitted(queries.count * problem.group)
-    work = _Work.of(problem, queries, keys, len(members), ones=fitted.ones)
     plan = plan_blocks(ranges, max(1, fitted.rows // problem.group), fitted.keys)
-    if isinstance(queries.index, slice):
-        work.run(ranges, plan, fitted, out[queries.index].view(*shape, -1), lse[queries.index].view(shape))
-        return
-    padded_out, padded_lse = out.new_empty(*shape, problem.dim_v), lse.new_empty(shape)
-    work.run(ranges, plan, fitted, padded_out, padded_lse)
-    queries.write(out, padded_out, q_lens)
-    queries.write(lse, padded_lse, q_lens)
+    batch_out, batch_lse = queries.rows(out), queries.rows(lse)
+    # The heads of a batch of small requests go together; those of one request by and by, so that what is copied
+    # for them stays in cache.
+    at_once = problem.kv_heads if len(members) > 1 else fitted.heads
+    for first in range(0, problem.kv_heads, at_once):
+        heads = slice(first, min(first + at_once, problem.kv_heads))
+        rows = slice(heads.start * problem.group, heads.stop * problem.group)
+        work = _Work.of(problem, queries, keys, heads, ones=fitted.ones)
+        work.run(ranges, plan, batch_out[:, :, rows], batch_lse[:, :, rows])
+    queries.write(out, batch_out)
+    queries.write(lse, batch_lse)
 
 
 def _positions_of(problem: Problem, members: Sequence[int]) -> list[Tensor] | None:
@@ -177,44 +180,63 @@ def _positions_of(problem: Problem, members: Sequence[int]) -> list[Tensor] | No
 
 @dataclass(frozen=True, eq=False)
 class _Rows:
-    """Where the tokens of a batch lie among the concatenated ones: `count` each (requests padded to the
-    longest).
+    """Where the tokens of B requests lie among all of them, `count` of each, padded to the longest.
+
+    place: a run of rows if B is 1, else an index [B * count], whose padding reads some other token.
+    source, target: of B > 1 requests, the rows of [B * count] that are no padding, and where they belong.
     """
 
+    requests: int
     count: int
-    device: torch.device
-    index: slice | Tensor
+    place: slice | Tensor
+    source: Tensor | None = None
+    target: Tensor | None = None
 
     @staticmethod
-    def of(starts: Sequence[int], count: int, device: torch.device) -> "_Rows":
-        if len(starts) == 1:
-            return _Rows(count, device, slice(starts[0], starts[0] + count))
-        return _Rows(count, device, (torch.tensor(starts).unsqueeze(1) + torch.arange(count)).to(device))
+    def of(
+        starts: Sequence[int], members: Sequence[int], lens: Sequence[int], tokens: Tensor, skip: int = 0
+    ) -> "_Rows":
+        """Rows of some requests: their first `lens` tokens after `skip`."""
+        count, first = max(lens), [starts[i] + skip for i in members]
+        if len(members) == 1:
+            return _Rows(1, count, slice(first[0], first[0] + count))
+        place = np.add.outer(first, np.arange(count)).ravel()
+        source = np.flatnonzero(np.arange(count) < np.array(lens)[:, None])
+        target = place[source]
+        np.minimum(place, tokens.shape[0] - 1, out=place)
+        return _Rows(len(members), count, *(torch.from_numpy(x).to(tokens.device) for x in (place, source, target)))
 
     def take(self, x: Tensor) -> Tensor:
-        """[B, count, ...] in float64 of a tensor over all tokens. Padding reads some token: nothing sees
-        it.
-        """
-        if isinstance(self.index, slice):
-            return x[self.index].unsqueeze(0).to(self.device, torch.float64)
-        return x[self.index.to(x.device).clamp(max=x.shape[0] - 1)].to(self.device, torch.float64)
+        """[B, count, ...] of a tensor over all tokens. Nothing sees the padding."""
+        if isinstance(self.place, slice):
+            return x[self.place].unsqueeze(0)
+        return x.index_select(0, self.place).view(self.requests, self.count, *x.shape[1:])
 
-    def operand(self, x: Tensor, descale: Descale) -> Tensor:
-        """`take`, times a descale that is not one number."""
-        taken = self.take(x)
+    def operand(self, x: Tensor, descale: Descale, heads: slice) -> Tensor:
+        """`take` some heads of x, times a descale that is not one number."""
+        taken = self.take(x[:, heads])
         if not isinstance(descale, Tensor) or descale.numel() == 1:
             return taken
-        if descale.shape[0] == x.shape[0]:
-            return taken * self.take(descale).unsqueeze(-1)
-        return taken * descale.to(self.device, torch.float64).unsqueeze(-1)
+        factor = self.take(descale.expand(x.shape[:2])[:, heads])
+        return taken.double() * factor.double().unsqueeze(-1)
 
-    def write(self, target: Tensor, x: Tensor, lens: Sequence[int]) -> None:
-        """Put x [B, count, Hkv, G, ...] without its padding into target [T, Hkv * G, ...]."""
-        if isinstance(self.index, slice):
-            target[self.index].view(x.shape[1:]).copy_(x[0])
-            return
-        real = (torch.arange(self.count) < torch.tensor(lens).unsqueeze(1)).to(self.device)
-        target[self.index[real]] = x[real].flatten(1, 2)
+    def rows(self, target: Tensor) -> Tensor:
+        """Memory [B, count, ...] for rows of `target`: the rows themselves where they are one run."""
+        if isinstance(self.place, slice):
+            return target[self.place].unsqueeze(0)
+        return target.new_empty(self.requests, self.count, *target.shape[1:])
+
+    def write(self, target: Tensor, rows: Tensor) -> None:
+        """Put rows [B, count, ...] in their place, without the padding."""
+        if self.source is not None and self.target is not None:
+            target.index_copy_(0, self.target, rows.flatten(0, 1).index_select(0, self.source))
+
+
+def _dense(x: Tensor) -> Tensor:
+    """x in float64 and contiguous, in one pass; x itself if it is so."""
+    if x.dtype == torch.float64 and x.is_contiguous():
+        return x
+    return torch.empty(x.shape, dtype=torch.float64, device=x.device).copy_(x)
 
 
 def _number(descale: Descale) -> float:
@@ -241,20 +263,22 @@ class _Sums:
     flawed: Tensor | None
     weight_apart: bool
 
-    def write(self, out: Tensor, lse: Tensor) -> None:
-        """Normalise into out [B, queries, heads, group, D_v] and lse [B, queries, heads, group]."""
-        shape = (lse.shape[0], lse.shape[2], lse.shape[1], lse.shape[3])
+    def write(self, out: Tensor, lse: Tensor, group: int) -> None:
+        """Normalise into out [B, queries, heads * group, D_v] and lse [B, queries, heads * group]."""
+        requests, queries, _, dim_v = out.shape
+        shape = (requests, -1, queries, group)
         log = self.weight.log()
-        lse.copy_((log if self.top is None else log + _finite(self.top)).view(shape).transpose(1, 2))
+        log = log if self.top is None else log + _finite(self.top)
+        lse.view(requests, queries, -1, group).copy_(log.view(shape).transpose(1, 2))
         # A row without weight has values 0 as well, and stays 0.
-        weight = self.weight.masked_fill(self.weight == 0, 1.0)
-        dim_v = out.shape[-1]
+        weight = self.weight.masked_fill(self.weight == 0, 1.0).view(*shape, 1).transpose(1, 2)
         values = self.values[..., :dim_v].view(*shape, dim_v).transpose(1, 2)
-        torch.div(values, weight.view(*shape, 1).transpose(1, 2), out=out)
+        heads = out.view(requests, queries, -1, group, dim_v)
+        torch.div(values, weight, out=heads)
         if self.flawed is not None:
             flawed = self.flawed.view(*shape, 3 * dim_v).transpose(1, 2) > 0
             for where, value in zip(flawed.chunk(3, -1), (math.inf, -math.inf, math.nan), strict=True):
-                out += torch.zeros_like(out).masked_fill_(where, value)
+                heads += torch.zeros_like(heads).masked_fill_(where, value)
 
 
 @dataclass(frozen=True, eq=False)
@@ -279,31 +303,33 @@ class _Work:
     cap: float | None
 
     @staticmethod
-    def of(problem: Problem, queries: _Rows, keys: _Rows, requests: int, *, ones: bool) -> "_Work":
-        kv_heads, group, dim_v = problem.kv_heads, problem.group, problem.dim_v
-        q = queries.operand(problem.q, problem.q_descale)
-        k = keys.operand(problem.k, problem.k_descale).transpose(1, 2).flatten(0, 1).contiguous()
-        v = keys.operand(problem.v, problem.v_descale).transpose(1, 2)
+    def of(problem: Problem, queries: _Rows, keys: _Rows, heads: slice, *, ones: bool) -> "_Work":
+        """The matrices of some kv heads."""
+        requests, group, dim_v = keys.requests, problem.group, problem.dim_v
+        rows = slice(heads.start * group, heads.stop * group)
+        q = queries.operand(problem.q, problem.q_descale, rows)
+        q = _dense(q.view(requests, queries.count, -1, group, problem.dim_qk).transpose(1, 2))
+        k = _dense(keys.operand(problem.k, problem.k_descale, heads).transpose(1, 2))
+        v = keys.operand(problem.v, problem.v_descale, heads).transpose(1, 2)
         alpha = problem.scale * _number(problem.q_descale) * _number(problem.k_descale)
-        longest = [torch.linalg.vector_norm(x, dim=-1).amax() for x in (q, k)]
-        padded = v.new_empty(requests * kv_heads, keys.count, dim_v + (_TAIL if ones else 0))
+        padded = k.new_empty(*v.shape[:3], dim_v + (_TAIL if ones else 0))
         padded[..., dim_v:] = 0.0
         padded[..., dim_v : dim_v + 1] = 1.0
-        values = padded[..., :dim_v]
-        values.view(requests, kv_heads, keys.count, dim_v).copy_(v)
+        values = padded[..., :dim_v].copy_(v)
         if (factor := _number(problem.v_descale)) != 1.0:
             values.mul_(factor)
-        square = torch.dot(padded.view(-1), padded.view(-1))
-        q_norm, k_norm, v_square = torch.stack([*longest, square]).tolist()
-        bound = min(abs(alpha) * q_norm * k_norm, problem.soft_cap or math.inf)
-        # The sum of squares is finite only if every value is, and below 1e154.
-        tame = math.isfinite(v_square)
+        norms = [torch.linalg.vector_norm(x, dim=-1).amax() for x in (q, k)]
+        q_norm, k_norm, v_square = torch.stack([*norms, torch.dot(padded.view(-1), padded.view(-1))]).tolist()
+        bound = abs(alpha) * q_norm * k_norm
+        # Norms are finite only if every element is. A finite sum of squares keeps |v| below 1e154.
+        safe = math.isfinite(bound + v_square) and min(bound, problem.soft_cap or bound) <= SAFE_LOGIT
+        flaws = None if math.isfinite(v_square) else _split_flaws(values)
         return _Work(
-            q=q.unflatten(2, (kv_heads, group)).transpose(1, 2).reshape(requests * kv_heads, -1, problem.dim_qk),
-            k_t=k.transpose(1, 2),
-            v=padded,
-            flaws=None if tame else _split_flaws(values),
-            bounded=tame and bound <= SAFE_LOGIT,
+            q=q.view(k.shape[0] * k.shape[1], -1, problem.dim_qk),
+            k_t=k.flatten(0, 1).transpose(1, 2),
+            v=padded.flatten(0, 1),
+            flaws=None if flaws is None else flaws.flatten(0, 1),
+            bounded=safe,
             requests=requests,
             group=group,
             dim_v=dim_v,
@@ -311,29 +337,25 @@ class _Work:
             cap=problem.soft_cap,
         )
 
-    def run(self, ranges: KeyRanges, plan: Sequence[QueryBlock], blocks: Blocks, out: Tensor, lse: Tensor) -> None:
-        """Fill out [B, queries, heads, group, D_v] and lse [B, queries, heads, group], block by block."""
+    def run(self, ranges: KeyRanges, plan: Sequence[QueryBlock], out: Tensor, lse: Tensor) -> None:
+        """Fill out [B, queries, heads * group, D_v] and lse [B, queries, heads * group], block by block."""
         count = self.q.shape[0]
-        at_once = count if self.requests > 1 else min(blocks.heads, count)
         rows = max(block.stop - block.start for block in plan) * self.group
         widest = max(keys.stop - keys.start for block in plan for keys in block.keys)
-        logits = self.q.new_empty(at_once * rows * widest)
-        values = self.q.new_empty(at_once * rows * self.v.shape[2])
+        logits = self.q.new_empty(count * rows * widest)
+        values = self.q.new_empty(count * rows * self.v.shape[2])
         lo, hi = (x.to(self.q.device).unsqueeze(-1) for x in (ranges.lo, ranges.hi))
-        # Heads outside: the keys and values of those at hand stay in cache.
-        for first in range(0, count, at_once):
-            heads = slice(first, first + at_once)
-            those = slice(None) if self.requests > 1 else heads
-            for block in plan:
-                part = slice(block.start, block.stop)
-                q = self.q[heads, block.start * self.group : block.stop * self.group]
-                sums = self._sums(q.shape[0], q.shape[1], values)
-                for keys in block.keys:
-                    hidden = _hidden(lo[:, part], hi[:, part], keys)
-                    self._add(sums, q, heads, slice(keys.start, keys.stop), hidden, logits)
-                sums.write(out[:, part, those], lse[:, part, those])
+        for block in plan:
+            part = slice(block.start, block.stop)
+            q = self.q[:, block.start * self.group : block.stop * self.group]
+            sums = self._sums(q.shape[1], values)
+            for keys in block.keys:
+                visible = _visible(lo[:, part], hi[:, part], keys) if keys.masked else None
+                self._add(sums, q, slice(keys.start, keys.stop), visible, logits)
+            sums.write(out[:, part], lse[:, part], self.group)
 
-    def _sums(self, heads: int, rows: int, memory: Tensor) -> _Sums:
+    def _sums(self, rows: int, memory: Tensor) -> _Sums:
+        heads = self.q.shape[0]
         values = memory[: heads * rows * self.v.shape[2]].view(heads, rows, -1).zero_()
         apart = values.shape[2] == self.dim_v
         return _Sums(
@@ -344,11 +366,9 @@ class _Work:
             flawed=None if self.flaws is None else values.new_zeros(heads, rows, 3 * self.dim_v),
         )
 
-    def _add(self, sums: _Sums, q: Tensor, heads: slice, keys: slice, hidden: Tensor | None, memory: Tensor) -> None:
-        """Add one block of keys. hidden [B, queries, keys] marks the pairs that are not visible (None: all
-        are).
-        """
-        k_t, v = self.k_t[heads, :, keys], self.v[heads, keys]
+    def _add(self, sums: _Sums, q: Tensor, keys: slice, visible: Tensor | None, memory: Tensor) -> None:
+        """Add one block of keys. visible [B, queries, keys] says which pairs are (None: all)."""
+        k_t, v = self.k_t[:, :, keys], self.v[:, keys]
         shape = (q.shape[0], q.shape[1], k_t.shape[2])
         s = memory[: math.prod(shape)].view(shape)
         if self.cap is None:
@@ -356,31 +376,32 @@ class _Work:
         else:
             s.baddbmm_(q, k_t, beta=0, alpha=self.alpha / self.cap).tanh_().mul_(self.cap)
         if sums.top is None:
-            self._hide(s.exp_(), hidden, 0.0)
+            s.exp_()
+            if visible is not None:  # All is finite, so a product hides; it is the faster way.
+                self._by_pair(s, visible).mul_(visible[:, None, :, None].double())
         else:
-            self._hide(s, hidden, -math.inf)
+            if visible is not None:
+                self._by_pair(s, visible).masked_fill_(~visible[:, None, :, None], -math.inf)
             if self.flaws is not None and sums.flawed is not None:
-                visible = self._hide(torch.ones_like(s), hidden, 0.0)
-                _count_flaws(sums.flawed, s, visible, self.flaws[heads, keys])
+                weight = torch.ones_like(s)
+                if visible is not None:
+                    self._by_pair(weight, visible).copy_(visible[:, None, :, None])
+                _count_flaws(sums.flawed, s, weight, self.flaws[:, keys])
             _shift(s, sums, sums.top)
             s.exp_()
         sums.values.baddbmm_(s, v)
         if sums.weight_apart:
             sums.weight.add_(s.sum(-1))
 
-    def _hide(self, s: Tensor, hidden: Tensor | None, value: float) -> Tensor:
-        if hidden is not None:
-            by_request = s.view(self.requests, -1, hidden.shape[1], self.group, hidden.shape[2])
-            by_request.masked_fill_(hidden[:, None, :, None], value)
-        return s
+    def _by_pair(self, s: Tensor, visible: Tensor) -> Tensor:
+        """s [N, rows, keys] as [B, heads, queries, group, keys]."""
+        return s.view(self.requests, -1, visible.shape[1], self.group, visible.shape[2])
 
 
-def _hidden(lo: Tensor, hi: Tensor, keys: KeyBlock) -> Tensor | None:
-    """[B, queries, keys]: which pairs of a masked block are not visible."""
-    if not keys.masked:
-        return None
+def _visible(lo: Tensor, hi: Tensor, keys: KeyBlock) -> Tensor:
+    """[B, queries, keys]: which pairs of a block are visible."""
     key = torch.arange(keys.start, keys.stop, device=lo.device)
-    return (key < lo) | (key >= hi)
+    return (key >= lo) & (key < hi)
 
 
 def _finite(top: Tensor) -> Tensor:

@@ -5,27 +5,29 @@ range [lo, hi) of them, whichever keys were given. Attention does not depend on 
 unordered keys are sorted first (`key_order`).
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
+Integers = npt.NDArray[np.int64]
+
 ALIGNMENT = 16
 """Full blocks start and end at multiples of this many keys where they meet masked ones: aligned rows
-multiply faster.
-"""
-
-_NO_KEY = 1 << 62  # beyond any position, and exact as the float that pad_sequence takes
+multiply faster."""
 
 
 @dataclass(frozen=True, eq=False)
 class KeyRanges:
-    """Visible keys of B requests of at most Q queries: key j is visible to query (b, i) if lo[b, i] <= j <
-    hi[b, i].
+    """Visible keys of B requests of at most Q queries: query (b, i) sees key j if lo[b, i] <= j < hi[b, i].
 
-    lo, hi: int64 [B, Q] on the CPU. Queries without a visible key, and those past the end of a request,
-    have lo = hi = 0.
+    lo, hi: int64 [B, Q] on the CPU. Queries without a visible key, and those past the end of a request, have
+    lo = hi = 0.
+    Computed with NumPy, which on few numbers costs a fraction of what torch does.
     """
 
     lo: Tensor
@@ -33,18 +35,17 @@ class KeyRanges:
 
     def span(self) -> tuple[int, int]:
         """Smallest range that holds every visible key; (0, 0) if there is none."""
-        if not self.lo.numel():
-            return 0, 0
-        high = int(self.hi.amax())
-        return (int(self._low().amin()), high) if high else (0, 0)
+        high = int(self.hi.numpy().max(initial=0))
+        return (int(self.low().min()), high) if high else (0, 0)
 
     def shifted(self, start: int) -> "KeyRanges":
         """The same ranges when the first `start` keys, invisible to all, are left out."""
-        return KeyRanges((self.lo - start).clamp_(min=0), (self.hi - start).clamp_(min=0))
+        return KeyRanges((self.lo - start).clamp_(min=0), (self.hi - start).clamp_(min=0)) if start else self
 
-    def _low(self) -> Tensor:
-        """`lo` with empty rows moved out of the way of a minimum."""
-        return self.lo.masked_fill(self.lo == self.hi, _NO_KEY)
+    def low(self) -> Integers:
+        """`lo`, with empty rows moved out of the way of a minimum."""
+        lo, hi = self.lo.numpy(), self.hi.numpy()
+        return np.where(lo == hi, np.iinfo(np.int64).max, lo)
 
 
 @dataclass(frozen=True)
@@ -73,8 +74,8 @@ def key_order(positions: Tensor, kv_lens: Sequence[int]) -> Tensor | None:
     parts = torch.split(positions, list(kv_lens))
     if all(bool((part[1:] > part[:-1]).all()) for part in parts):
         return None
-    starts = torch.tensor(kv_lens, dtype=torch.int64).cumsum(0).sub_(torch.tensor(kv_lens)).tolist()
-    return torch.cat([part.argsort() + start for part, start in zip(parts, starts, strict=True)])
+    starts = (0, *accumulate(kv_lens))
+    return torch.cat([part.argsort() + start for part, start in zip(parts, starts, strict=False)])
 
 
 def key_ranges(
@@ -90,28 +91,21 @@ def key_ranges(
 
     positions: of each request's keys, int64 and ascending; default 0 .. kv_len - 1.
     """
-    q_len = torch.tensor(q_lens).unsqueeze(1)
-    kv_len = torch.tensor(kv_lens).unsqueeze(1)
-    first = torch.tensor(context_lens).unsqueeze(1) - q_len
-    row = torch.arange(max(q_lens, default=0))
-    at = first + row
-    table = None if positions is None else _padded(positions)
-    hi = kv_len if not causal else _keys_up_to(at, kv_len, table)
-    lo = torch.zeros_like(at) if window is None else _keys_up_to(at - window, kv_len, table)
-    empty = (hi <= lo) | (row >= q_len)
-    return KeyRanges(lo.masked_fill(empty, 0), hi.expand_as(lo).masked_fill(empty, 0))
+    q_len, kv_len, context = (np.array(x, dtype=np.int64)[:, None] for x in (q_lens, kv_lens, context_lens))
+    row = np.arange(max(q_lens, default=0))
+    at = context - q_len + row
+    hi = np.broadcast_to(kv_len, at.shape) if not causal else _keys_up_to(at, kv_len, positions)
+    lo = np.zeros_like(at) if window is None else _keys_up_to(at - window, kv_len, positions)
+    some = (lo < hi) & (row < q_len)
+    return KeyRanges(torch.from_numpy(lo * some), torch.from_numpy(hi * some))
 
 
-def _padded(positions: Sequence[Tensor]) -> Tensor:
-    table = torch.nn.utils.rnn.pad_sequence(list(positions), batch_first=True, padding_value=_NO_KEY)
-    return table.contiguous()
-
-
-def _keys_up_to(position: Tensor, kv_len: Tensor, table: Tensor | None) -> Tensor:
-    """How many keys of the request sit at or before `position` [B, Q]."""
-    if table is not None:
-        return torch.searchsorted(table, position, right=True)
-    return torch.minimum((position + 1).clamp_(min=0), kv_len)
+def _keys_up_to(at: Integers, kv_len: Integers, positions: Sequence[Tensor] | None) -> Integers:
+    """How many keys of the request sit at or before the position `at` [B, Q]."""
+    if positions is None:
+        return np.clip(at + 1, 0, kv_len)
+    rows = [np.searchsorted(keys.numpy(), where, side="right") for keys, where in zip(positions, at, strict=True)]
+    return np.array(rows, dtype=np.int64).reshape(at.shape)
 
 
 def plan_blocks(ranges: KeyRanges, block_q: int, block_k: int) -> list[QueryBlock]:
@@ -126,16 +120,14 @@ def plan_blocks(ranges: KeyRanges, block_q: int, block_k: int) -> list[QueryBloc
     if not starts:
         return []
     # Per block: the keys that some query sees, and those that every query sees.
-    low, high = _per_block(ranges._low(), block_q, torch.amin), _per_block(ranges.hi, block_q, torch.amax)
-    all_low, all_high = _per_block(ranges.lo, block_q, torch.amax), _per_block(ranges.hi, block_q, torch.amin)
+    low = np.minimum.reduceat(ranges.low().min(0), starts).tolist()
+    high = np.maximum.reduceat(ranges.hi.numpy().max(0), starts).tolist()
+    all_low = np.maximum.reduceat(ranges.lo.numpy().max(0), starts).tolist()
+    all_high = np.minimum.reduceat(ranges.hi.numpy().min(0), starts).tolist()
     return [
         QueryBlock(start, min(start + block_q, queries), _cut((a, b), (c, d), block_k))
         for start, a, b, c, d in zip(starts, low, high, all_low, all_high, strict=True)
     ]
-
-
-def _per_block(x: Tensor, block_q: int, reduce: Callable[[Tensor], Tensor]) -> list[int]:
-    return [int(reduce(part)) for part in torch.split(x, block_q, 1)]
 
 
 def _cut(seen: tuple[int, int], seen_by_all: tuple[int, int], block_k: int) -> tuple[KeyBlock, ...]:

@@ -6,9 +6,10 @@ what it must return.
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from itertools import accumulate
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -125,6 +126,15 @@ class Problem:
         if self.kv_positions is not None:
             return self.kv_positions.to(device="cpu", dtype=torch.int64)
         return torch.cat([torch.arange(n) for n in (*self.kv_lens, 0)])
+
+    def to(self, device: torch.device) -> "Problem":
+        """The problem with every tensor on `device`; itself if they are there."""
+        moved: dict[str, Any] = {
+            f.name: x.to(device)
+            for f in fields(self)
+            if isinstance(x := getattr(self, f.name), Tensor) and x.device != device
+        }
+        return replace(self, **moved) if moved else self
 
     def subset(self, keep: Tensor) -> "Problem":
         """The same call, given only the keys where the bool mask `keep` [Tk] is true (a prefix, a split, a
