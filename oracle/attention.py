@@ -61,7 +61,7 @@ class Blocks:
         return self if rows >= self.rows else replace(self, rows=rows, keys=self.rows * self.keys // rows)
 
 
-CPU_BLOCKS = Blocks(rows=128, keys=512, heads=4)
+CPU_BLOCKS = Blocks(rows=256, keys=512, heads=4)
 GPU_BLOCKS = Blocks(rows=1024, keys=4096, heads=8)
 
 
