@@ -6,5 +6,7 @@ MODULES = (
     "suites.targets.sglang_merge_state",
     "suites.targets.sglang_attention",
     "suites.targets.torch_native",
+    "suites.targets.aiter_unified",
+    "suites.targets.aiter_pa_decode",
 )
 """Every module that declares targets. Importing one costs nothing of the kernels' own packages."""
