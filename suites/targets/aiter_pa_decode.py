@@ -131,6 +131,11 @@ def _partitions(lengths: Tensor) -> int:
     return max(2, -(-int(lengths.max()) // PARTITION))
 
 
+def _window(keys: int, page_size: int, longest: int, ps: bool) -> int:
+    """``keys``, but no more than there are where the kernel would walk over all of them (pages of 16 and 64)."""
+    return keys if ps or page_size > PARTITION else min(keys, max(longest, 2 * PARTITION))
+
+
 def _run(
     q: Tensor,
     k_cache: Tensor,
@@ -166,7 +171,7 @@ def _run(
             PARTITION,
             q.dtype,
             sinks=sinks,
-            sliding_window=window,
+            sliding_window=_window(window, k_cache.shape[3], int(lengths.max()), ps),
             ps=ps,
         )
     return out
