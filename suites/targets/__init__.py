@@ -8,5 +8,6 @@ MODULES = (
     "suites.targets.torch_native",
     "suites.targets.aiter_unified",
     "suites.targets.aiter_pa_decode",
+    "suites.targets.tokenspeed_mha",
 )
 """Every module that declares targets. Importing one costs nothing of the kernels' own packages."""

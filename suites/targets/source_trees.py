@@ -31,6 +31,8 @@ class SourceTree:
     package: str
     variable: str
     install: str
+    compiler: str = "triton"
+    """Import name of the Triton that its files ask for."""
 
     def root(self) -> Path | None:
         """The package's folder, or None. The variable may name the folder itself or the one that holds it."""
@@ -55,7 +57,10 @@ class SourceTree:
         absent = next((name for name in files if not (root / name).is_file()), None)
         if absent is not None:
             return f"{root} has no {absent}: {self.install}"
-        return loader.missing_compiler(engine)
+        if self.compiler == "triton" or engine is Engine.EMULATOR:
+            return loader.missing_compiler(engine)
+        found = importlib.util.find_spec(self.compiler)
+        return None if found is not None else f"{self.compiler} is not installed: pip install {self.compiler}"
 
     def load(self, module: str, given: Mapping[str, ModuleType], device: Device) -> ModuleType:
         """Execute a module by its full name. ``given`` answers, by full name, what files import beyond themselves.
@@ -130,4 +135,5 @@ TOKENSPEED = SourceTree(
     "tokenspeed_kernel_amd",
     "ATTN_ORACLE_TOKENSPEED",
     "pip install --no-deps tokenspeed-kernel-amd, or ATTN_ORACLE_TOKENSPEED=FOLDER",
+    compiler="tokenspeed_triton",
 )
