@@ -33,8 +33,8 @@ def _unavailable(engine: Engine) -> str | None:
 
 
 CONVENTION = Convention(
-    source="aiter/ops/triton/unified_attention.py: SLIDING_WINDOW = 1 + window_size[0], 0 is off; its kernels' comments "
-    "on shapes; flash-attention's meaning of (left, right) and -1",
+    source="aiter/ops/triton/unified_attention.py: SLIDING_WINDOW = 1 + window_size[0], 0 is off; its kernels' "
+    "comments on shapes; flash-attention's meaning of (left, right) and -1",
     kv_layout=KVLayout.NHD,
     index_form=IndexForm.PAGE_TABLE,
     index_dtypes=("int32",),
@@ -141,8 +141,8 @@ def unified_attention(
     convention=CONVENTION,
     precision=replace(
         TILED,
-        source="_triton_kernels/unified_attention.py, kernel_unified_attention_3d and reduce_segments: as the 2D kernel, "
-        "partial results in float32",
+        source="_triton_kernels/unified_attention.py, kernel_unified_attention_3d and reduce_segments: as the 2D "
+        "kernel, partial results in float32",
         max_splits=128,
     ),
     supports=replace(SUPPORTS, features=SUPPORTS.features - {"window"}),

@@ -50,8 +50,8 @@ def _no_prefill(engine: Engine) -> str | None:
 
 
 CONVENTION = Convention(
-    source="tokenspeed_kernel_amd/ops/gfx950/attention/mha/decode.py, extend.py and prefill.py: window_left counts keys "
-    "to the left, below 0 is off; softmax_scale None is 1 / sqrt(head dim); a sink joins the sum of exponentials",
+    source="tokenspeed_kernel_amd/ops/gfx950/attention/mha/decode.py, extend.py and prefill.py: window_left counts "
+    "keys to the left, below 0 is off; softmax_scale None is 1 / sqrt(head dim); a sink joins the sum of exponentials",
     kv_layout=KVLayout.NHD,
     index_form=IndexForm.PAGE_TABLE,
     index_dtypes=("int32",),
@@ -190,7 +190,7 @@ def extend(
     ),
     precision=replace(
         DECODE_PRECISION,
-        source="prefill.py: float32 products, weights cast to the dtype of the query, denominators of unrounded weights",
+        source="prefill.py: float32 products, weights cast to the dtype of the query, unrounded denominators",
         source_hash="bd03c7fbf66f2d70dc4dfa1b0b68263206b68f1132bd933cd75ab455a17e872c",
         max_splits=1,
     ),
@@ -220,6 +220,8 @@ def prefill(
     if len(starts) == 1:
         return torch.empty_like(q), torch.empty(q.shape[:2], dtype=torch.float32, device=q.device)
     longest = int((q_indptr[1:] - q_indptr[:-1]).max())
+    # The kernel is unrolled over all of a window: no more of it than there are keys.
+    window = min(window, longest)
     out, lse = _prefill().launch_gluon_mha_prefill_gfx950(
         q, k, v, q_indptr, starts, longest, window, sinks=sinks, return_lse=True, softmax_scale=scale
     )
