@@ -154,7 +154,7 @@ def fuzz(
     as_json: Json = False,
 ) -> None:
     """Search for cases on which a target is wrong."""
-    from fuzz.commands import finish, prepare, search
+    from fuzz.commands import finish, keeper, prepare, search
 
     if (cases is None) == (time is None):
         raise Stop(Exit.USAGE, "fuzz: give one of --cases N and --time 10m")
@@ -168,9 +168,10 @@ def fuzz(
         use_ledger=not no_ledger,
     )
     campaign = prepared.campaign(cases, time_s)
+    kept = keeper(out)
     with prepared.pool() as pool:
-        search(campaign, pool)
-    finish(campaign, prepared.skipped, out, as_json)
+        search(campaign, pool, kept)
+    finish(campaign, prepared.skipped, kept, as_json)
 
 
 @app.command(name="compile")

@@ -5,12 +5,15 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Iterator, Mapping, Sequence
+import signal
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import IntEnum
 from importlib.resources import files
 from pathlib import Path
+from types import FrameType
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
@@ -19,10 +22,11 @@ from fuzz import engine as engines
 from fuzz import ledger, registry
 from fuzz.campaign.finding import Finding
 from fuzz.campaign.pool import Pool
-from fuzz.campaign.run import Campaign, HarnessError, Outcome, Settings, open_pool, run_cases
+from fuzz.campaign.run import Campaign, Outcome, Settings, open_pool, run_cases
 from fuzz.case import Case, CaseError, case_from_dict
 from fuzz.report import summary as summaries
 from fuzz.report.coverage import coverage_dict, coverage_lines, covered
+from fuzz.report.keep import Keeper
 from fuzz.support import unsupported
 from fuzz.versions import versions
 from oracle.declare import Declaration
@@ -227,13 +231,53 @@ def _print_outcome(outcome: Outcome) -> None:
 # ----------------------------------------------------------- fuzz and gpu_diff
 
 
-def search(campaign: Campaign, pool: Pool) -> None:
-    """Run a campaign with progress on stderr; Ctrl-C ends it, and what was found stays."""
-    with progress(campaign):
+def keeper(out: Path) -> Keeper:
+    """Where findings are kept, ready before the first case. Raises ``Stop`` where the folder cannot be written."""
+    kept = Keeper(out)
+    try:
+        kept.open()
+    except OSError as error:
+        raise _cannot_write(out, error) from None
+    return kept
+
+
+def _cannot_write(out: Path, error: OSError) -> Stop:
+    return Stop(Exit.USAGE, f"--out {out}: cannot be written: {error.strerror}")
+
+
+def search(campaign: Campaign, pool: Pool, kept: Keeper) -> None:
+    """Run a campaign with progress on stderr; each finding is kept at once. Ctrl-C or SIGTERM ends it."""
+    with progress(campaign) as step:
+
+        def note(outcome: Outcome, found: list[Finding]) -> None:
+            kept.keep(found)
+            if outcome.harness is not None:
+                kept.keep_error(outcome.harness)
+            step(outcome, found)
+
+        campaign.on_outcome = note
         try:
-            campaign.run(pool)
+            with terminable():
+                campaign.run(pool)
         except KeyboardInterrupt:
             Console(stderr=True).print("interrupted: what was found so far follows")
+
+
+@contextmanager
+def terminable() -> Iterator[None]:
+    """SIGTERM raises ``KeyboardInterrupt``, as Ctrl-C does. Without effect outside the main thread."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def interrupt(number: int, frame: FrameType | None) -> None:
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGTERM, interrupt)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def stop_unless_clean(campaign: Campaign) -> None:
@@ -253,8 +297,11 @@ def default_jobs(engine: Engine) -> int:
     return cores if engine is Engine.EMULATOR else min(cores, 8)
 
 
+Step = Callable[[Outcome, list[Finding]], None]
+
+
 @contextmanager
-def progress(campaign: Campaign) -> Iterator[None]:
+def progress(campaign: Campaign) -> Iterator[Step]:
     """A live bar on a terminal; elsewhere a plain line now and then. On stderr."""
     console = Console(stderr=True)
     total = None if campaign.cases is None else campaign.cases * len(campaign.targets)
@@ -268,8 +315,7 @@ def progress(campaign: Campaign) -> Iterator[None]:
             if done % every == 0:
                 console.print(f"{done}{f' of {total}' if total else ''} cases")
 
-        campaign.on_outcome = line
-        yield
+        yield line
         return
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     with Progress(*columns, console=console, transient=True) as bar:
@@ -281,20 +327,21 @@ def progress(campaign: Campaign) -> Iterator[None]:
                 if finding.known is None:
                     bar.console.print(f"{finding.target}: {finding.check}: {finding.message}", markup=False)
 
-        campaign.on_outcome = step
-        yield
+        yield step
 
 
-def finish(campaign: Campaign, skipped: Mapping[str, str], out: Path, as_json: bool) -> None:
-    """Write the findings, print the result, end with ``Stop`` unless all is clean."""
+def finish(campaign: Campaign, skipped: Mapping[str, str], kept: Keeper, as_json: bool) -> None:
+    """Print the result, end with ``Stop`` unless all is clean and kept."""
     found = [f for s in campaign.summaries.values() for f in s.findings]
-    paths = write_findings(found, campaign.harness_errors, out)
+    kept.keep(found)  # an interrupt may have come between a finding and its file
     if as_json:
-        print(json.dumps(summaries.to_dict(campaign, skipped, paths), indent=2))
+        print(json.dumps(summaries.to_dict(campaign, skipped, kept.paths), indent=2))
     else:
         console = wide_console()
-        summaries.print_findings(found, paths, console)
+        summaries.print_findings(found, kept.paths, console)
         summaries.print_table(campaign, skipped, console)
+    if kept.failure is not None and not campaign.harness_errors:
+        raise _cannot_write(kept.folder, kept.failure)
     stop_unless_clean(campaign)
 
 
@@ -302,19 +349,3 @@ def wide_console() -> Console:
     """Stdout; where it is no terminal, wide enough for a table without folded words."""
     console = Console()
     return console if console.is_terminal else Console(width=160)
-
-
-def write_findings(found: Sequence[Finding], errors: Sequence[HarnessError], out: Path) -> dict[str, str]:
-    """One file for each distinct finding, ``finding-ID.json``, and for each failure of our own code.
-
-    Returns the path by id. Raises ``Stop`` where the folder cannot be written.
-    """
-    files = {f"finding-{f.id}.json": f.to_dict() for f in summaries.distinct(found)}
-    files |= {f"harness-{i}.json": error.to_dict() for i, error in enumerate(errors)}
-    try:
-        for name, data in files.items():
-            out.mkdir(parents=True, exist_ok=True)
-            (out / name).write_text(json.dumps(data, indent=2) + "\n", encoding="utf-8")
-    except OSError as error:
-        raise Stop(Exit.USAGE, f"--out {out}: cannot be written: {error.strerror}") from None
-    return {f.id: str(out / f"finding-{f.id}.json") for f in summaries.distinct(found)}

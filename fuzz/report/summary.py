@@ -85,16 +85,21 @@ def words(pair: Pair) -> str:
     return " & ".join(f"{name}={label}" for name, label in sorted(pair))
 
 
-def distinct(findings: Sequence[Finding]) -> list[Finding]:
-    """One finding for each fault that can be told apart: the one with the smallest case.
+def fault(finding: Finding) -> tuple[str | None, ...]:
+    """What tells one fault from another.
 
     Until a diagnosis tells more, what the case's operands are made of stands in for it.
     """
+    case = finding.case
+    made_of = (case.dtype, case.pool.value, case.index_dtype) if finding.known is None else ()
+    return (finding.target, finding.check, finding.diagnosis, finding.known, *made_of)
+
+
+def distinct(findings: Sequence[Finding]) -> list[Finding]:
+    """One finding for each fault that can be told apart: the one with the smallest case."""
     groups: dict[tuple[str | None, ...], Finding] = {}
     for finding in findings:
-        case = finding.case
-        made_of = (case.dtype, case.pool.value, case.index_dtype) if finding.known is None else ()
-        key = (finding.target, finding.check, finding.diagnosis, finding.known, *made_of)
+        key = fault(finding)
         if key not in groups or finding.size < groups[key].size:
             groups[key] = finding
     return list(groups.values())

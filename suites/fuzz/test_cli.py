@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
+from fuzz.campaign.reply import Reply, Status
 from fuzz.case import Case
+from fuzz.check.result import CaseResult, Check, CheckResult
 from fuzz.cli import main
+from oracle.verdict import Verdict
 from suites.fuzz.cases import extend_case, gather_case
 
 PLANTED = ["--targets", "suites.fuzz.planted"]
@@ -114,6 +120,93 @@ def test_fuzz_repeats_itself_and_keeps_its_findings(tmp_path: Path, capsys: pyte
     saved = min((tmp_path / "a").glob("finding-*.json"))
     assert main(["replay", str(saved), *PLANTED, *EMULATOR]) == 1
     assert main(["replay", str(tmp_path / "a"), *PLANTED, *EMULATOR]) == 1
+
+
+class StandIn:
+    """In place of a pool: replies that a function makes, without processes."""
+
+    def __init__(self, reply: Callable[[int], dict[str, Any]]) -> None:
+        self.reply = reply
+
+    def __enter__(self) -> StandIn:
+        return self
+
+    def __exit__(self, *error: object) -> None: ...
+
+    def map(self, requests: Iterable[dict[str, Any]], timeout_s: float) -> Iterator[tuple[int, Reply]]:
+        for index, _ in enumerate(requests):
+            yield index, Reply(status=Status.OK, phase="checks", seconds={}, value=self.reply(index))
+
+
+FAILED = CaseResult(checks=(CheckResult(Check.NAN, Verdict.FAIL, "planted"),)).to_dict()
+
+
+def stand_in(monkeypatch: pytest.MonkeyPatch, reply: Callable[[int], dict[str, Any]]) -> None:
+    monkeypatch.setattr("fuzz.commands.open_pool", lambda settings: StandIn(reply))
+
+
+FUZZ = ["fuzz", "planted.gather.clean", *PLANTED, *EMULATOR, "--cases", "4", "--jobs", "1"]
+
+
+def test_findings_are_on_disk_while_the_search_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    kept: list[int] = []
+
+    def reply(index: int) -> dict[str, Any]:
+        kept.append(len(list(tmp_path.glob("finding-*.json"))))
+        return FAILED
+
+    stand_in(monkeypatch, reply)
+    assert main([*FUZZ, "--out", str(tmp_path), "--json"]) == 1
+    assert kept[0] == 0
+    assert kept[1] == 1
+    cases = {f["case"] for f in result(capsys)["targets"]["planted.gather.clean"]["findings"]}
+    assert {str(path) for path in tmp_path.iterdir()} == cases
+
+
+def test_sigterm_ends_a_search_with_what_was_found(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def reply(index: int) -> dict[str, Any]:
+        if index == 2:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return FAILED
+
+    stand_in(monkeypatch, reply)
+    before = signal.getsignal(signal.SIGTERM)
+    assert main([*FUZZ, "--out", str(tmp_path), "--json"]) == 1
+    assert signal.getsignal(signal.SIGTERM) == before
+    captured = capsys.readouterr()
+    assert json.loads(captured.out)["targets"]["planted.gather.clean"]["cases"] == 2
+    assert "interrupted" in captured.err
+
+
+def test_a_folder_that_cannot_be_written_is_told_before_the_first_case(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "file").write_text("")
+    stand_in(monkeypatch, lambda index: pytest.fail("a case ran"))
+    assert main([*FUZZ, "--out", str(tmp_path / "file")]) == 2
+    assert "--out" in one_line(capsys)
+
+
+def test_a_finding_that_cannot_be_kept_is_shown_all_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "out"
+
+    def reply(index: int) -> dict[str, Any]:
+        if index == 0:
+            out.rmdir()
+            out.write_text("in the way")
+        return FAILED
+
+    stand_in(monkeypatch, reply)
+    assert main([*FUZZ, "--out", str(out)]) == 2
+    captured = capsys.readouterr()
+    assert "planted.gather.clean: nan: NEW" in captured.out
+    assert "cannot be written" in captured.err.splitlines()[-1]
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,7 @@ from rich.text import Text
 from fuzz.campaign.pool import Pool
 from fuzz.campaign.run import run_cases
 from fuzz.cli import EngineOption, Jobs, Json, Modules, Seed, guarded
-from fuzz.commands import Exit, Prepared, Stop, duration, finish, parse_engine, prepare, search
+from fuzz.commands import Exit, Prepared, Stop, duration, finish, keeper, parse_engine, prepare, search
 from fuzz.ledger import Defect
 from oracle.kinds import Engine
 
@@ -55,15 +55,16 @@ def gpu_diff(
         jobs=jobs,
         use_ledger=not no_ledger,
     )
+    kept = keeper(out)
     with prepared.pool() as pool:
         stale = check_ledger(pool, prepared, console)
         campaign = prepared.campaign(cases, max(0.0, time_s - (monotonic() - began)))
-        search(campaign, pool)
+        search(campaign, pool, kept)
     for defect in stale:
         message = f"stale ledger entry {defect.id}: its own case passes; remove the entry or narrow its versions"
         console.print(Text(message, style="red"))
     try:
-        finish(campaign, prepared.skipped, out, as_json)
+        finish(campaign, prepared.skipped, kept, as_json)
     except Stop as stop:
         if stale and stop.code is Exit.NOTHING:
             raise Stop(Exit.FINDINGS) from None
