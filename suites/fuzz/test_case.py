@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fuzz.case import CaseError, case_from_dict, case_from_json, load_case
+from fuzz.case import STORAGE_BYTES, CaseError, case_from_dict, case_from_json, load_case
+from oracle.declare import DTYPES, DeclarationError, Supports
 from suites.fuzz.cases import extend_case, gather_case, write_case
 
 
@@ -78,6 +80,18 @@ def test_missing_unknown_and_repeated_fields() -> None:
 def test_what_is_no_case_at_all(text: str) -> None:
     with pytest.raises(CaseError):
         case_from_json(text)
+
+
+def test_what_a_target_may_declare_is_what_a_case_may_hold() -> None:
+    assert tuple(STORAGE_BYTES) == DTYPES
+    case = extend_case()
+    for name, most in (("head_dim", 4096), ("page_size", 4096), ("num_kv_heads", 1024), ("group_size", 1024)):
+        Supports(**{name if name.endswith("heads") else f"{name}s": (most,)})
+        replace(case, **{name: most})
+        with pytest.raises(CaseError):
+            replace(case, **{name: most + 1})
+        with pytest.raises(DeclarationError):
+            Supports(**{name if name.endswith("heads") else f"{name}s": (most + 1,)})
 
 
 def test_files(tmp_path: Path) -> None:
