@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fuzz.case import STORAGE_BYTES, CaseError, case_from_dict, case_from_json, load_case
+from fuzz.features import labels
 from oracle.declare import DTYPES, DeclarationError, Supports
 from suites.fuzz.cases import extend_case, gather_case, write_case
 
@@ -136,3 +137,14 @@ def test_a_corrupted_file_is_refused_in_one_line_or_still_a_case(at: int, patch:
 )
 def test_any_value_in_any_field_is_refused_in_one_line_or_fits(name: str, value: Any) -> None:
     refused_in_one_line_or_round_trips(json.dumps(gather_case().to_dict() | {name: value}))
+
+
+def test_causal_rows_without_keys_show_the_label_empty() -> None:
+    def queries(**changes: Any) -> set[str]:
+        return {label for name, label in labels(extend_case(**changes)) if name == "query"}
+
+    assert queries(context_lens=[3], query_lens=[5]) == {"empty"}
+    assert queries(context_lens=[0], query_lens=[1]) == {"empty"}
+    assert queries(context_lens=[0], query_lens=[1], causal=False) == {"empty"}
+    assert queries(context_lens=[3], query_lens=[5], causal=False) == {"some"}
+    assert queries(context_lens=[5, 3], query_lens=[5, 1]) == {"full", "one"}
