@@ -385,6 +385,8 @@ def case_from_dict(data: object) -> Case:
     """
     if not isinstance(data, Mapping):
         raise CaseError(f"case: {type(data).__name__}; allowed: a JSON object")
+    if "target" in data and "case" in data:
+        raise CaseError("this is a finding: use attn-oracle replay")
     if "schema" not in data:
         raise CaseError(f"case.schema: missing; allowed: {SCHEMA}")
     if type(data["schema"]) is not int or data["schema"] != SCHEMA:

@@ -154,7 +154,7 @@ def fuzz(
     as_json: Json = False,
 ) -> None:
     """Search for cases on which a target is wrong."""
-    from fuzz.commands import finish, keeper, prepare, search
+    from fuzz.commands import finish, keeper, prepare, replay_options, search
 
     if (cases is None) == (time is None):
         raise Stop(Exit.USAGE, "fuzz: give one of --cases N and --time 10m")
@@ -171,7 +171,7 @@ def fuzz(
     kept = keeper(out)
     with prepared.pool() as pool:
         search(campaign, pool, kept)
-    finish(campaign, prepared.skipped, kept, as_json)
+    finish(campaign, prepared.skipped, kept, as_json, replay_options(engine, modules or ()))
 
 
 @app.command(name="compile")

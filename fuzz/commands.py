@@ -17,13 +17,15 @@ from types import FrameType
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.text import Text
 
 from fuzz import engine as engines
 from fuzz import ledger, registry
-from fuzz.campaign.finding import Finding
+from fuzz.campaign.finding import Finding, FindingError, finding_from_dict
 from fuzz.campaign.pool import Pool
 from fuzz.campaign.run import Campaign, Outcome, Settings, open_pool, run_cases
-from fuzz.case import Case, CaseError, case_from_dict
+from fuzz.case import Case, CaseError
+from fuzz.check.result import CaseResult
 from fuzz.report import summary as summaries
 from fuzz.report.coverage import coverage_dict, coverage_lines, covered
 from fuzz.report.keep import Keeper
@@ -112,8 +114,30 @@ def prepare(
     use_ledger: bool = False,
     coverage: bool = False,
 ) -> Prepared:
-    """Load and select targets. Raises ``RegistryError`` and ``LedgerError``."""
-    able, skipped = runnable(registry.select(registry.load(modules), patterns), engine)
+    """Load targets and select them by globs. Raises ``RegistryError`` and ``LedgerError``."""
+    return prepare_targets(
+        registry.select(registry.load(modules), patterns),
+        engine=engine,
+        modules=modules,
+        seed=seed,
+        jobs=jobs,
+        use_ledger=use_ledger,
+        coverage=coverage,
+    )
+
+
+def prepare_targets(
+    targets: Sequence[Declaration],
+    *,
+    engine: Engine,
+    modules: tuple[str, ...],
+    seed: int = 0,
+    jobs: int | None = None,
+    use_ledger: bool = False,
+    coverage: bool = False,
+) -> Prepared:
+    """What it takes to run targets that are loaded. Raises ``LedgerError``."""
+    able, skipped = runnable(targets, engine)
     settings = Settings(
         engine=engine,
         seed=seed,
@@ -157,22 +181,49 @@ def run_case_files(
 
 
 def replay_findings(path: Path, engine: Engine, modules: tuple[str, ...], as_json: bool) -> None:
-    """Run the case of one finding, or of every finding in a folder, on its target."""
-    pairs = [_read_finding(file) for file in _finding_files(path)]
-    prepared = prepare(sorted({target for target, _ in pairs}), engine=engine, modules=modules, jobs=1)
-    known = {d.name: d for d in prepared.targets}
-    _judge(prepared, [(known[name], case) for name, case in pairs if name in known], prepared.skipped, as_json)
+    """Run the case of one finding, or of every finding in a folder, on its target.
+
+    A bad file in a folder is told on stderr and hides none of the others; the exit code is that of bad input.
+    """
+    known = registry.load(modules)
+    pairs: list[tuple[Declaration, Case]] = []
+    bad: list[Stop] = []
+    for file in _finding_files(path):
+        try:
+            pairs.append(_read_finding(file, known))
+        except Stop as stop:
+            if not path.is_dir():
+                raise
+            bad.append(stop)
+            Console(stderr=True).print(Text(f"attn-oracle: {stop}"), soft_wrap=True)
+    if pairs:
+        targets = list({declaration.name: declaration for declaration, _ in pairs}.values())
+        prepared = prepare_targets(targets, engine=engine, modules=modules, jobs=1)
+        able = [pair for pair in pairs if pair[0].name not in prepared.skipped]
+        try:
+            _judge(prepared, able, prepared.skipped, as_json)
+        except Stop as stop:
+            if not bad or stop.code is Exit.HARNESS:
+                raise
+    if bad:
+        raise Stop(Exit.USAGE, f"{path}: {len(bad)} of {len(bad) + len(pairs)} files are no findings of known targets")
 
 
 def _judge(
     prepared: Prepared, pairs: Sequence[tuple[Declaration, Case]], skipped: Mapping[str, str], as_json: bool
 ) -> None:
-    """Judge (target, case) pairs and report them as a campaign's result, with every check's outcome."""
+    """Judge (target, case) pairs and report them as a campaign's result, with every check's outcome.
+
+    A case outside of what its target declares is not run.
+    """
     campaign = Campaign([], prepared.settings, None, None)
     outcomes = []
+    reasons = [unsupported(declaration, case) for declaration, case in pairs]
+    requests = [(d.name, case) for (d, case), reason in zip(pairs, reasons, strict=True) if reason is None]
     with prepared.pool() as pool:
-        requests = iter([(declaration.name, case) for declaration, case in pairs])
-        for (declaration, _), outcome in zip(pairs, run_cases(pool, requests, prepared.settings), strict=True):
+        judged = run_cases(pool, iter(requests), prepared.settings)
+        for (declaration, case), reason in zip(pairs, reasons, strict=True):
+            outcome = next(judged) if reason is None else _not_run(declaration, case, reason)
             outcomes.append(outcome)
             campaign.count(declaration, outcome)
     if as_json:
@@ -193,6 +244,10 @@ def _judge(
     stop_unless_clean(campaign)
 
 
+def _not_run(declaration: Declaration, case: Case, reason: str) -> Outcome:
+    return Outcome(declaration.name, case, CaseResult(checks=(), reason=reason), {})
+
+
 def _finding_files(path: Path) -> list[Path]:
     if not path.is_dir():
         return [path]
@@ -202,19 +257,19 @@ def _finding_files(path: Path) -> list[Path]:
     return found
 
 
-def _read_finding(path: Path) -> tuple[str, Case]:
+def _read_finding(path: Path, known: Mapping[str, Declaration]) -> tuple[Declaration, Case]:
     try:
-        data = json.loads(path.read_text(encoding="utf-8"))
+        target, case = finding_from_dict(json.loads(path.read_text(encoding="utf-8")))
     except OSError as error:
         raise Stop(Exit.USAGE, f"{path}: cannot be read: {error.strerror}") from None
+    except (CaseError, FindingError) as error:
+        raise Stop(Exit.USAGE, f"{path}: {error}") from None
     except (ValueError, RecursionError) as error:
         raise Stop(Exit.USAGE, f"{path}: not JSON: {str(error)[:120]}") from None
-    if not isinstance(data, dict) or not isinstance(data.get("target"), str):
-        raise Stop(Exit.USAGE, f"{path}: finding.target: missing; allowed: a target's name")
-    try:
-        return data["target"], case_from_dict(data.get("case"))
-    except CaseError as error:
-        raise Stop(Exit.USAGE, f"{path}: {error}") from None
+    if target not in known:
+        names = ", ".join(known)
+        raise Stop(Exit.USAGE, f"{path}: finding.target: {target[:60]!r} is unknown; --targets adds to: {names}")
+    return known[target], case
 
 
 def _print_outcome(outcome: Outcome) -> None:
@@ -330,15 +385,23 @@ def progress(campaign: Campaign) -> Iterator[Step]:
         yield step
 
 
-def finish(campaign: Campaign, skipped: Mapping[str, str], kept: Keeper, as_json: bool) -> None:
-    """Print the result, end with ``Stop`` unless all is clean and kept."""
+def replay_options(engine: str, modules: Sequence[str]) -> list[str]:
+    """What a replay has to be told as this command was; ``engine`` as it was given."""
+    named = [word for module in modules for word in ("--targets", module)]
+    return named if engine == "auto" else [*named, "--engine", engine]
+
+
+def finish(
+    campaign: Campaign, skipped: Mapping[str, str], kept: Keeper, as_json: bool, options: Sequence[str] = ()
+) -> None:
+    """Print the result, end with ``Stop`` unless all is clean and kept. ``options`` are those of a replay."""
     found = [f for s in campaign.summaries.values() for f in s.findings]
     kept.keep(found)  # an interrupt may have come between a finding and its file
     if as_json:
         print(json.dumps(summaries.to_dict(campaign, skipped, kept.paths), indent=2))
     else:
         console = wide_console()
-        summaries.print_findings(found, kept.paths, console)
+        summaries.print_findings(found, kept.paths, console, options)
         summaries.print_table(campaign, skipped, console)
     if kept.failure is not None and not campaign.harness_errors:
         raise _cannot_write(kept.folder, kept.failure)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import signal
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
@@ -120,6 +121,74 @@ def test_fuzz_repeats_itself_and_keeps_its_findings(tmp_path: Path, capsys: pyte
     saved = min((tmp_path / "a").glob("finding-*.json"))
     assert main(["replay", str(saved), *PLANTED, *EMULATOR]) == 1
     assert main(["replay", str(tmp_path / "a"), *PLANTED, *EMULATOR]) == 1
+
+
+def finding(tmp_path: Path, name: str, **changes: Any) -> Path:
+    path = tmp_path / f"finding-{name}.json"
+    data = {"schema": 1, "target": "planted.gather.clean", "case": gather_case().to_dict()}
+    path.write_text(json.dumps(data | changes))
+    return path
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"schema": 2}, "finding.schema: '2'; allowed: 1"),
+        ({"schema": None}, "finding.schema"),
+        ({"target": "planted.gather.*"}, "'planted.gather.*' is unknown"),
+        ({"target": "planted.gather.nobody"}, "'planted.gather.nobody' is unknown"),
+        ({"target": 3}, "finding.target: '3'"),
+        ({"case": {}}, "case.schema"),
+    ],
+)
+def test_replay_names_what_is_wrong_with_a_finding(
+    changes: dict[str, Any], words: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["replay", str(finding(tmp_path, "x", **changes)), *PLANTED, *EMULATOR]) == 2
+    assert words in one_line(capsys)
+
+
+def test_cases_and_findings_are_told_apart(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["run", str(finding(tmp_path, "x")), *EMULATOR]) == 2
+    assert "this is a finding: use attn-oracle replay" in one_line(capsys)
+    assert main(["replay", write(tmp_path, gather_case()), *EMULATOR]) == 2
+    assert "this is a case: use attn-oracle run" in one_line(capsys)
+
+
+def test_a_finding_outside_what_its_target_declares_is_not_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    stand_in(monkeypatch, lambda index: pytest.fail("it ran"))
+    path = finding(tmp_path, "x", case=gather_case(head_dim=40, v_head_dim=40).to_dict())
+    assert main(["replay", str(path), *PLANTED, *EMULATOR]) == 125
+    assert "unsupported: head_dim 40 is not declared; declared: 32" in capsys.readouterr().out
+
+
+def test_a_bad_file_in_a_folder_hides_no_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    stand_in(monkeypatch, lambda index: FAILED)
+    finding(tmp_path, "a", schema=2)
+    finding(tmp_path, "b")
+    assert main(["replay", str(tmp_path), *PLANTED, *EMULATOR]) == 2
+    captured = capsys.readouterr()
+    assert "planted.gather.clean: fail" in captured.out
+    told = captured.err.splitlines()
+    assert "finding-a.json" in told[0]
+    assert told[-1].endswith("1 of 2 files are no findings of known targets")
+
+
+def test_the_printed_replay_has_what_it_needs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    stand_in(monkeypatch, lambda index: FAILED)
+    assert main([*FUZZ, "--out", str(tmp_path / "my findings")]) == 1
+    line = next(line for line in capsys.readouterr().out.splitlines() if "attn-oracle replay" in line)
+    _, command, path, *options = shlex.split(line)
+    assert command == "replay"
+    assert options == ["--targets", "suites.fuzz.planted", "--engine", "emulator"]
+    assert json.loads(Path(path).read_text())["modules"] == ["suites.fuzz.planted"]
+    assert main(["replay", path, *options]) == 1
 
 
 class StandIn:

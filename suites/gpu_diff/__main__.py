@@ -18,7 +18,7 @@ from rich.text import Text
 from fuzz.campaign.pool import Pool
 from fuzz.campaign.run import run_cases
 from fuzz.cli import EngineOption, Jobs, Json, Modules, Seed, guarded
-from fuzz.commands import Exit, Prepared, Stop, duration, finish, keeper, parse_engine, prepare, search
+from fuzz.commands import Exit, Prepared, Stop, duration, finish, keeper, parse_engine, prepare, replay_options, search
 from fuzz.ledger import Defect
 from oracle.kinds import Engine
 
@@ -64,7 +64,7 @@ def gpu_diff(
         message = f"stale ledger entry {defect.id}: its own case passes; remove the entry or narrow its versions"
         console.print(Text(message, style="red"))
     try:
-        finish(campaign, prepared.skipped, kept, as_json)
+        finish(campaign, prepared.skipped, kept, as_json, replay_options(engine, modules or ()))
     except Stop as stop:
         if stale and stop.code is Exit.NOTHING:
             raise Stop(Exit.FINDINGS) from None
