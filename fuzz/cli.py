@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, redirect_stdout, suppress
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, TextIO, cast
 
 import typer
 from rich.console import Console
@@ -15,7 +16,7 @@ from rich.text import Text
 
 from fuzz.bench import UnknownFigure
 from fuzz.case import CaseError, load_case
-from fuzz.commands import Exit, Stop, duration, parse_engine
+from fuzz.commands import CASE_TIMEOUT, Exit, OutputError, Stop, duration, parse_engine
 from fuzz.engine import EngineError
 from fuzz.ledger import LedgerError
 from fuzz.registry import RegistryError
@@ -45,7 +46,25 @@ Targets = Annotated[
     list[str] | None, typer.Option("--target", metavar="T", help="A glob over target names. Repeatable.")
 ]
 Seed = Annotated[int, typer.Option(min=0, max=(1 << 63) - 1, help="Case i is a function of it.")]
+Timeout = Annotated[str, typer.Option("--timeout", metavar="SECONDS", help="For one case; beyond it the case hangs.")]
 Jobs = Annotated[int | None, typer.Option(min=1, help="Worker processes. Default: the machine's cores.")]
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        from fuzz.versions import PRODUCT, versions
+
+        print(f"{PRODUCT} {versions()[PRODUCT]}")
+        raise typer.Exit
+
+
+@app.callback()
+def options(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit.")
+    ] = False,
+) -> None:
+    """Options of the command itself."""
 
 
 @app.command()
@@ -115,6 +134,7 @@ def run(
     coverage: Annotated[
         bool, typer.Option("--coverage", help="Say what of each kernel the cases never reached. Emulator only.")
     ] = False,
+    timeout: Timeout = CASE_TIMEOUT,
     modules: Modules = None,
     as_json: Json = False,
 ) -> None:
@@ -124,13 +144,15 @@ def run(
     with _bisecting(bisect):
         chosen = parse_engine(engine)
         loaded = [load_case(case) for case in cases]
-        run_case_files(loaded, target or (), chosen, tuple(modules or ()), as_json, coverage)
+        timeout_s = duration("--timeout", timeout)
+        run_case_files(loaded, target or (), chosen, tuple(modules or ()), as_json, coverage, timeout_s)
 
 
 @contextmanager
 def _bisecting(bisect: bool) -> Iterator[None]:
     try:
         yield
+        sys.stdout.flush()
     except EXPECTED as error:
         stop = _stop_of(error)
         if bisect and stop.code in (Exit.USAGE, Exit.HARNESS):
@@ -150,6 +172,7 @@ def fuzz(
     jobs: Jobs = None,
     out: Annotated[Path, typer.Option(metavar="DIR", help="Where findings are kept.")] = Path(".attn-oracle"),
     no_ledger: Annotated[bool, typer.Option("--no-ledger", help="Report known defects as new.")] = False,
+    timeout: Timeout = CASE_TIMEOUT,
     modules: Modules = None,
     as_json: Json = False,
 ) -> None:
@@ -166,6 +189,7 @@ def fuzz(
         jobs=jobs,
         modules=tuple(modules or ()),
         use_ledger=not no_ledger,
+        timeout_s=duration("--timeout", timeout),
     )
     campaign = prepared.campaign(cases, time_s)
     kept = keeper(out)
@@ -202,13 +226,15 @@ def compile_kernels(
 def replay(
     finding: Annotated[Path, typer.Argument(metavar="FINDING|DIR", help="A finding's file, or a folder of them.")],
     engine: EngineOption = "auto",
+    timeout: Timeout = CASE_TIMEOUT,
     modules: Modules = None,
     as_json: Json = False,
 ) -> None:
     """Run the case of a finding again, on its target. The ledger is ignored."""
     from fuzz.commands import replay_findings
 
-    replay_findings(finding, parse_engine(engine), tuple(modules or ()), as_json)
+    timeout_s = duration("--timeout", timeout)
+    replay_findings(finding, parse_engine(engine), tuple(modules or ()), as_json, timeout_s)
 
 
 @app.command()
@@ -243,18 +269,68 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return guarded(app, arguments)
 
 
+class _Output:
+    """Standard output, whose failures are ``OutputError`` whoever writes: libraries would end the process their way."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+
+    def write(self, text: str) -> int:
+        return int(self._guarded(self._stream.write, text) or 0)
+
+    def flush(self) -> None:
+        self._guarded(self._stream.flush)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+    def _guarded(self, do: Callable[..., Any], *arguments: Any) -> Any:
+        try:
+            return do(*arguments)
+        except (OSError, ValueError) as error:
+            raise OutputError(f"standard output: {getattr(error, 'strerror', None) or error}") from None
+
+
+def _drop_output(stream: TextIO) -> None:
+    """Send what is still buffered nowhere: the interpreter would try to write it once more at its end."""
+    with suppress(OSError, ValueError):
+        descriptor = stream.fileno()
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, descriptor)
+        os.close(nowhere)
+
+
 def guarded(command: typer.Typer, arguments: Sequence[str] | None = None) -> int:
     """Run a command; returns the exit code. Every expected error is one line on stderr."""
+    stdout = sys.stdout
+    if stdout is None:
+        return _told(OutputError("standard output: closed"))
+    try:
+        with redirect_stdout(cast(TextIO, _Output(stdout))):
+            code = _run(command, arguments)
+            sys.stdout.flush()
+    except OutputError as error:
+        _drop_output(stdout)
+        return _told(error)
+    return code
+
+
+def _run(command: typer.Typer, arguments: Sequence[str] | None) -> int:
     try:
         command(args=None if arguments is None else list(arguments))
     except SystemExit as stop:
         return stop.code if isinstance(stop.code, int) else Exit.CLEAN
+    except OutputError:
+        raise
     except EXPECTED as error:
-        expected = _stop_of(error)
-        if str(expected):
-            Console(stderr=True).print(Text(f"attn-oracle: {expected}"), soft_wrap=True)
-        return expected.code
+        return _told(_stop_of(error))
     return Exit.CLEAN
+
+
+def _told(stop: Stop) -> Exit:
+    if str(stop):
+        Console(stderr=True).print(Text(f"attn-oracle: {stop}"), soft_wrap=True)
+    return stop.code
 
 
 if __name__ == "__main__":

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from enum import IntEnum
 from importlib.resources import files
 from pathlib import Path
+from time import monotonic
 from types import FrameType
 
 from rich.console import Console
@@ -23,7 +24,7 @@ from fuzz import engine as engines
 from fuzz import ledger, registry
 from fuzz.campaign.finding import Finding, FindingError, finding_from_dict
 from fuzz.campaign.pool import Pool
-from fuzz.campaign.run import Campaign, Outcome, Settings, open_pool, run_cases
+from fuzz.campaign.run import CASE_TIMEOUT_S, Campaign, Outcome, Settings, open_pool, run_cases
 from fuzz.case import Case, CaseError
 from fuzz.check.result import CaseResult
 from fuzz.report import summary as summaries
@@ -34,6 +35,15 @@ from fuzz.versions import versions
 from oracle.declare import Declaration
 from oracle.kinds import Engine
 from oracle.verdict import Verdict
+
+LONGEST_S = 1e7
+"""The longest time that an option takes; the operating system's timers end somewhere beyond."""
+
+CASE_TIMEOUT = f"{CASE_TIMEOUT_S:g}"
+"""The default of ``--timeout``."""
+
+LINE_EVERY_S = 15.0
+"""Off a terminal, the longest silence of a search."""
 
 
 class Exit(IntEnum):
@@ -55,6 +65,13 @@ class Stop(Exception):
         self.code = code
 
 
+class OutputError(Stop):
+    """Standard output takes no more: nobody reads it, or the disk is full."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(Exit.HARNESS, message)
+
+
 def parse_engine(name: str) -> Engine:
     """The engine that ``--engine`` names. Raises ``Stop`` (usage) or ``EngineError`` (cannot run here)."""
     if name == "auto":
@@ -71,9 +88,12 @@ def parse_engine(name: str) -> Engine:
 def duration(option: str, text: str) -> float:
     """Seconds in ``90s``, ``10m``, ``2h`` or a plain number of seconds. Raises ``Stop``."""
     match = re.fullmatch(r"(\d+(?:\.\d+)?)([smh]?)", text.strip())
-    if match is None or float(match[1]) <= 0:
-        raise Stop(Exit.USAGE, f"{option}: {text!r}; allowed: a time above zero such as 90s, 10m or 2h")
-    return float(match[1]) * {"": 1, "s": 1, "m": 60, "h": 3600}[match[2]]
+    seconds = 0.0 if match is None else float(match[1]) * {"": 1, "s": 1, "m": 60, "h": 3600}[match[2]]
+    if not 0 < seconds <= LONGEST_S:
+        shown = text if len(text) <= 60 else text[:57] + "..."
+        allowed = f"a time such as 90s, 10m or 2h, above zero, at most {LONGEST_S:.0f} s"
+        raise Stop(Exit.USAGE, f"{option}: {shown!r}; allowed: {allowed}")
+    return seconds
 
 
 def built_in_ledger() -> tuple[ledger.Defect, ...]:
@@ -113,6 +133,7 @@ def prepare(
     jobs: int | None = None,
     use_ledger: bool = False,
     coverage: bool = False,
+    timeout_s: float = CASE_TIMEOUT_S,
 ) -> Prepared:
     """Load targets and select them by globs. Raises ``RegistryError`` and ``LedgerError``."""
     return prepare_targets(
@@ -123,6 +144,7 @@ def prepare(
         jobs=jobs,
         use_ledger=use_ledger,
         coverage=coverage,
+        timeout_s=timeout_s,
     )
 
 
@@ -135,6 +157,7 @@ def prepare_targets(
     jobs: int | None = None,
     use_ledger: bool = False,
     coverage: bool = False,
+    timeout_s: float = CASE_TIMEOUT_S,
 ) -> Prepared:
     """What it takes to run targets that are loaded. Raises ``LedgerError``."""
     able, skipped = runnable(targets, engine)
@@ -146,6 +169,7 @@ def prepare_targets(
         ledger=built_in_ledger() if use_ledger else (),
         versions=versions(),
         coverage=coverage,
+        timeout_s=timeout_s,
     )
     return Prepared(able, skipped, settings)
 
@@ -160,11 +184,12 @@ def run_case_files(
     modules: tuple[str, ...],
     as_json: bool,
     coverage: bool = False,
+    timeout_s: float = CASE_TIMEOUT_S,
 ) -> None:
     """Judge cases on the targets that support them. Ends with ``Stop`` unless all is clean."""
     if coverage and engine is not Engine.EMULATOR:
         raise Stop(Exit.USAGE, f"--coverage: {engine} has none; allowed: --engine emulator")
-    prepared = prepare(patterns, engine=engine, modules=modules, jobs=1, coverage=coverage)
+    prepared = prepare(patterns, engine=engine, modules=modules, jobs=1, coverage=coverage, timeout_s=timeout_s)
     pairs: list[tuple[Declaration, Case]] = []
     skipped = dict(prepared.skipped) if patterns else {}
     for case in cases:
@@ -180,7 +205,9 @@ def run_case_files(
     _judge(prepared, pairs, {name: reason for name, reason in skipped.items() if name not in ran}, as_json)
 
 
-def replay_findings(path: Path, engine: Engine, modules: tuple[str, ...], as_json: bool) -> None:
+def replay_findings(
+    path: Path, engine: Engine, modules: tuple[str, ...], as_json: bool, timeout_s: float = CASE_TIMEOUT_S
+) -> None:
     """Run the case of one finding, or of every finding in a folder, on its target.
 
     A bad file in a folder is told on stderr and hides none of the others; the exit code is that of bad input.
@@ -198,7 +225,7 @@ def replay_findings(path: Path, engine: Engine, modules: tuple[str, ...], as_jso
             Console(stderr=True).print(Text(f"attn-oracle: {stop}"), soft_wrap=True)
     if pairs:
         targets = list({declaration.name: declaration for declaration, _ in pairs}.values())
-        prepared = prepare_targets(targets, engine=engine, modules=modules, jobs=1)
+        prepared = prepare_targets(targets, engine=engine, modules=modules, jobs=1, timeout_s=timeout_s)
         able = [pair for pair in pairs if pair[0].name not in prepared.skipped]
         try:
             _judge(prepared, able, prepared.skipped, as_json)
@@ -361,16 +388,8 @@ def progress(campaign: Campaign) -> Iterator[Step]:
     console = Console(stderr=True)
     total = None if campaign.cases is None else campaign.cases * len(campaign.targets)
     if not console.is_terminal:
-        every = max(1, (total or 1000) // 10)
-        done = 0
-
-        def line(outcome: Outcome, found: list[Finding]) -> None:
-            nonlocal done
-            done += 1
-            if done % every == 0:
-                console.print(f"{done}{f' of {total}' if total else ''} cases")
-
-        yield line
+        with _plain_progress(console, total) as line:
+            yield line
         return
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     with Progress(*columns, console=console, transient=True) as bar:
@@ -389,6 +408,38 @@ def replay_options(engine: str, modules: Sequence[str]) -> list[str]:
     """What a replay has to be told as this command was; ``engine`` as it was given."""
     named = [word for module in modules for word in ("--targets", module)]
     return named if engine == "auto" else [*named, "--engine", engine]
+
+
+@contextmanager
+def _plain_progress(console: Console, total: int | None) -> Iterator[Step]:
+    """A line for every tenth of the cases, and whenever nothing was said for ``LINE_EVERY_S``."""
+    every = max(1, (total or 1000) // 10)
+    done, began, said, ended = 0, monotonic(), threading.Event(), threading.Event()
+
+    def say() -> None:
+        console.print(f"{done}{f' of {total}' if total else ''} cases, {monotonic() - began:.0f} s")
+
+    def line(outcome: Outcome, found: list[Finding]) -> None:
+        nonlocal done
+        done += 1
+        if done % every == 0:
+            said.set()
+            say()
+
+    def break_silence() -> None:
+        while not ended.wait(LINE_EVERY_S):
+            if not said.is_set():
+                say()
+            said.clear()
+
+    # A thread, as a single case may take minutes.
+    thread = threading.Thread(target=break_silence, name="progress", daemon=True)
+    thread.start()
+    try:
+        yield line
+    finally:
+        ended.set()
+        thread.join()
 
 
 def finish(

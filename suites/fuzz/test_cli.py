@@ -6,17 +6,22 @@ import json
 import os
 import shlex
 import signal
+import subprocess
+import sys
+import threading
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from rich.console import Console
 
 from fuzz.campaign.reply import Reply, Status
 from fuzz.case import Case
 from fuzz.check.result import CaseResult, Check, CheckResult
 from fuzz.cli import main
+from fuzz.commands import Stop, duration
 from oracle.verdict import Verdict
 from suites.fuzz.cases import extend_case, gather_case
 
@@ -337,3 +342,81 @@ def test_help_names_every_command(capsys: pytest.CaptureFixture[str]) -> None:
     text = capsys.readouterr().out
     for command in ("doctor", "targets", "certify", "run", "fuzz", "replay", "bench"):
         assert command in text
+
+
+def test_version(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--version"]) == 0
+    assert capsys.readouterr().out.startswith("attn-oracle 0.")
+
+
+@pytest.mark.parametrize(("text", "seconds"), [("90s", 90), ("1.5m", 90), ("2h", 7200), ("7", 7), ("10000000", 1e7)])
+def test_durations(text: str, seconds: float) -> None:
+    assert duration("--time", text) == seconds
+
+
+@pytest.mark.parametrize("text", ["0", "-1", "", "nan", "1e3", "10000001", "9" * 400, "3000h", "1 m"])
+def test_durations_that_are_none(text: str) -> None:
+    with pytest.raises(Stop, match=r"--time: .*at most 10000000 s"):
+        duration("--time", text)
+
+
+def test_the_timeout_reaches_the_pool(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    seen: list[float] = []
+
+    class Noting(StandIn):
+        def map(self, requests: Iterable[dict[str, Any]], timeout_s: float) -> Iterator[tuple[int, Reply]]:
+            seen.append(timeout_s)
+            return super().map(requests, timeout_s)
+
+    monkeypatch.setattr("fuzz.commands.open_pool", lambda settings: Noting(lambda index: FAILED))
+    path = finding(tmp_path, "x")
+    assert main([*FUZZ, "--timeout", "7", "--out", str(tmp_path)]) == 1
+    assert main(["replay", str(path), *PLANTED, *EMULATOR, "--timeout", "2m"]) == 1
+    case = write(tmp_path, gather_case())
+    assert main(["run", case, *PLANTED, *EMULATOR, "--target", "planted.gather.clean", "--timeout", "8"]) == 1
+    assert main([*FUZZ, "--out", str(tmp_path)]) == 1
+    assert seen == [7, 120, 8, 120]
+
+
+def test_a_long_case_is_not_silent(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    said = threading.Event()
+    shown = Console.print
+    monkeypatch.setattr("fuzz.commands.LINE_EVERY_S", 0.01)
+    monkeypatch.setattr(Console, "print", lambda *args, **kwargs: (shown(*args, **kwargs), said.set()))
+
+    def reply(index: int) -> dict[str, Any]:
+        assert index or said.wait(60)
+        return FAILED
+
+    stand_in(monkeypatch, reply)
+    assert main([*FUZZ, "--out", str(tmp_path)]) == 1
+    assert "0 of 4 cases, " in capsys.readouterr().err
+
+
+def start(*arguments: str, **options: Any) -> subprocess.CompletedProcess[str]:
+    code = "import sys; from fuzz.cli import main; sys.exit(main())"
+    command = [sys.executable, "-c", code, *arguments]
+    return subprocess.run(command, stderr=subprocess.PIPE, text=True, check=False, **options)
+
+
+def test_a_full_standard_output_is_one_line() -> None:
+    with open("/dev/full", "w") as full:
+        done = start("targets", stdout=full)
+    assert (done.returncode, done.stderr) == (3, "attn-oracle: standard output: No space left on device\n")
+
+
+def test_a_pipe_that_nobody_reads_is_one_line() -> None:
+    reading, writing = os.pipe()
+    os.close(reading)
+    done = start("--help", stdout=writing)
+    os.close(writing)
+    assert (done.returncode, done.stderr) == (3, "attn-oracle: standard output: Broken pipe\n")
+
+
+def test_a_closed_standard_output_is_one_line() -> None:
+    done = start("--version", preexec_fn=lambda: os.close(1))
+    assert (done.returncode, done.stderr) == (3, "attn-oracle: standard output: closed\n")

@@ -17,8 +17,20 @@ from rich.text import Text
 
 from fuzz.campaign.pool import Pool
 from fuzz.campaign.run import run_cases
-from fuzz.cli import EngineOption, Jobs, Json, Modules, Seed, guarded
-from fuzz.commands import Exit, Prepared, Stop, duration, finish, keeper, parse_engine, prepare, replay_options, search
+from fuzz.cli import EngineOption, Jobs, Json, Modules, Seed, Timeout, guarded
+from fuzz.commands import (
+    CASE_TIMEOUT,
+    Exit,
+    Prepared,
+    Stop,
+    duration,
+    finish,
+    keeper,
+    parse_engine,
+    prepare,
+    replay_options,
+    search,
+)
 from fuzz.ledger import Defect
 from oracle.kinds import Engine
 
@@ -38,6 +50,7 @@ def gpu_diff(
     jobs: Jobs = None,
     out: Annotated[Path, typer.Option(metavar="DIR", help="Where findings are kept.")] = Path(".attn-oracle"),
     no_ledger: Annotated[bool, typer.Option("--no-ledger", help="Report known defects as new.")] = False,
+    timeout: Timeout = CASE_TIMEOUT,
     modules: Modules = None,
     as_json: Json = False,
 ) -> None:
@@ -54,6 +67,7 @@ def gpu_diff(
         seed=seed,
         jobs=jobs,
         use_ledger=not no_ledger,
+        timeout_s=duration("--timeout", timeout),
     )
     kept = keeper(out)
     with prepared.pool() as pool:
