@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import sys
@@ -14,16 +15,14 @@ import typer
 from rich.console import Console
 from rich.text import Text
 
-from fuzz.bench import UnknownFigure
-from fuzz.case import CaseError, load_case
-from fuzz.commands import CASE_TIMEOUT, Exit, OutputError, Stop, duration, parse_engine
-from fuzz.engine import EngineError
-from fuzz.ledger import LedgerError
-from fuzz.registry import RegistryError
+from fuzz.errors import Exit, Expected, OutputError, Stop
+from fuzz.options import CASE_TIMEOUT_S, duration
 from oracle.kinds import Engine
 
-EXPECTED = (Stop, CaseError, EngineError, LedgerError, RegistryError, UnknownFigure)
-"""What a user can cause: shown as one line, without a traceback."""
+# What needs torch is imported by the commands: help, and what is wrong with the options, come at once.
+
+CASE_TIMEOUT = f"{CASE_TIMEOUT_S:g}"
+"""The default of ``--timeout``."""
 
 app = typer.Typer(
     name="attn-oracle",
@@ -109,6 +108,7 @@ def targets(as_json: Json = False, modules: Modules = None) -> None:
 def certify(as_json: Json = False, engine: EngineOption = "auto") -> None:
     """Check the oracle against independent references, and the engine against the oracle."""
     from fuzz.certify import certify as check
+    from fuzz.commands import parse_engine
 
     chosen = parse_engine(engine)
     results = check(chosen)
@@ -139,12 +139,14 @@ def run(
     as_json: Json = False,
 ) -> None:
     """Run cases on every target that supports them, or on those named. The ledger is ignored."""
-    from fuzz.commands import run_case_files
+    from fuzz.case import load_case
 
     with _bisecting(bisect):
-        chosen = parse_engine(engine)
-        loaded = [load_case(case) for case in cases]
         timeout_s = duration("--timeout", timeout)
+        loaded = [load_case(case) for case in cases]
+        from fuzz.commands import parse_engine, run_case_files
+
+        chosen = parse_engine(engine)
         run_case_files(loaded, target or (), chosen, tuple(modules or ()), as_json, coverage, timeout_s)
 
 
@@ -153,7 +155,7 @@ def _bisecting(bisect: bool) -> Iterator[None]:
     try:
         yield
         sys.stdout.flush()
-    except EXPECTED as error:
+    except Expected as error:
         stop = _stop_of(error)
         if bisect and stop.code in (Exit.USAGE, Exit.HARNESS):
             raise Stop(Exit.BISECT_ABORT, str(stop)) from None
@@ -177,11 +179,12 @@ def fuzz(
     as_json: Json = False,
 ) -> None:
     """Search for cases on which a target is wrong."""
-    from fuzz.commands import finish, keeper, prepare, replay_options, search
-
     if (cases is None) == (time is None):
         raise Stop(Exit.USAGE, "fuzz: give one of --cases N and --time 10m")
     time_s = None if time is None else duration("--time", time)
+    timeout_s = duration("--timeout", timeout)
+    from fuzz.commands import finish, keeper, parse_engine, prepare, replay_options, search
+
     prepared = prepare(
         patterns or (),
         engine=parse_engine(engine),
@@ -189,7 +192,7 @@ def fuzz(
         jobs=jobs,
         modules=tuple(modules or ()),
         use_ledger=not no_ledger,
-        timeout_s=duration("--timeout", timeout),
+        timeout_s=timeout_s,
     )
     campaign = prepared.campaign(cases, time_s)
     kept = keeper(out)
@@ -231,9 +234,11 @@ def replay(
     as_json: Json = False,
 ) -> None:
     """Run the case of a finding again, on its target. The ledger is ignored."""
-    from fuzz.commands import replay_findings
-
     timeout_s = duration("--timeout", timeout)
+    if not finding.exists():
+        raise Stop(Exit.USAGE, f"{finding}: cannot be read: {os.strerror(errno.ENOENT)}")
+    from fuzz.commands import parse_engine, replay_findings
+
     replay_findings(finding, parse_engine(engine), tuple(modules or ()), as_json, timeout_s)
 
 
@@ -245,6 +250,7 @@ def bench(
 ) -> None:
     """Measure the performance figures, each a ratio within one run."""
     from fuzz.bench import bench as measure
+    from fuzz.commands import parse_engine
 
     report = measure(parse_engine(engine), only or ())
     if as_json:
@@ -257,11 +263,9 @@ def _print_json(data: Any) -> None:
     print(json.dumps(data, indent=2))
 
 
-def _stop_of(error: Exception) -> Stop:
+def _stop_of(error: Expected) -> Stop:
     """An expected error as an exit code and one line."""
-    if isinstance(error, Stop):
-        return error
-    return Stop(Exit.NOTHING if isinstance(error, EngineError) else Exit.USAGE, str(error))
+    return error if isinstance(error, Stop) else Stop(error.exit_code, str(error))
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -322,7 +326,7 @@ def _run(command: typer.Typer, arguments: Sequence[str] | None) -> int:
         return stop.code if isinstance(stop.code, int) else Exit.CLEAN
     except OutputError:
         raise
-    except EXPECTED as error:
+    except Expected as error:
         return _told(_stop_of(error))
     return Exit.CLEAN
 

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import signal
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from enum import IntEnum
 from importlib.resources import files
 from pathlib import Path
 from time import monotonic
@@ -24,9 +22,12 @@ from fuzz import engine as engines
 from fuzz import ledger, registry
 from fuzz.campaign.finding import Finding, FindingError, finding_from_dict
 from fuzz.campaign.pool import Pool
-from fuzz.campaign.run import CASE_TIMEOUT_S, Campaign, Outcome, Settings, open_pool, run_cases
+from fuzz.campaign.run import Campaign, Outcome, Settings, open_pool, run_cases
 from fuzz.case import Case, CaseError
 from fuzz.check.result import CaseResult
+from fuzz.errors import Exit as Exit
+from fuzz.errors import Stop as Stop
+from fuzz.options import CASE_TIMEOUT_S
 from fuzz.report import summary as summaries
 from fuzz.report.coverage import coverage_dict, coverage_lines, covered
 from fuzz.report.keep import Keeper
@@ -36,40 +37,8 @@ from oracle.declare import Declaration
 from oracle.kinds import Engine
 from oracle.verdict import Verdict
 
-LONGEST_S = 1e7
-"""The longest time that an option takes; the operating system's timers end somewhere beyond."""
-
-CASE_TIMEOUT = f"{CASE_TIMEOUT_S:g}"
-"""The default of ``--timeout``."""
-
 LINE_EVERY_S = 15.0
 """Off a terminal, the longest silence of a search."""
-
-
-class Exit(IntEnum):
-    """Exit codes. Where several apply: 3, 2, 1, 125, 0."""
-
-    CLEAN = 0
-    FINDINGS = 1
-    USAGE = 2
-    HARNESS = 3
-    NOTHING = 125
-    BISECT_ABORT = 128
-
-
-class Stop(Exception):
-    """End the command with an exit code and, perhaps, one line."""
-
-    def __init__(self, code: Exit, message: str = "") -> None:
-        super().__init__(message)
-        self.code = code
-
-
-class OutputError(Stop):
-    """Standard output takes no more: nobody reads it, or the disk is full."""
-
-    def __init__(self, message: str) -> None:
-        super().__init__(Exit.HARNESS, message)
 
 
 def parse_engine(name: str) -> Engine:
@@ -83,17 +52,6 @@ def parse_engine(name: str) -> Engine:
     if reason is not None:
         raise engines.EngineError(f"--engine {reason}")
     return engine
-
-
-def duration(option: str, text: str) -> float:
-    """Seconds in ``90s``, ``10m``, ``2h`` or a plain number of seconds. Raises ``Stop``."""
-    match = re.fullmatch(r"(\d+(?:\.\d+)?)([smh]?)", text.strip())
-    seconds = 0.0 if match is None else float(match[1]) * {"": 1, "s": 1, "m": 60, "h": 3600}[match[2]]
-    if not 0 < seconds <= LONGEST_S:
-        shown = text if len(text) <= 60 else text[:57] + "..."
-        allowed = f"a time such as 90s, 10m or 2h, above zero, at most {LONGEST_S:.0f} s"
-        raise Stop(Exit.USAGE, f"{option}: {shown!r}; allowed: {allowed}")
-    return seconds
 
 
 def built_in_ledger() -> tuple[ledger.Defect, ...]:

@@ -15,6 +15,7 @@ from pathlib import Path
 from types import ModuleType
 
 from fuzz import engine as engines
+from fuzz.errors import Expected
 from oracle.convention import CausalAlignment, Granularity, SinkUnits
 from oracle.declare import Declaration, declaration_of
 from oracle.kinds import Engine
@@ -23,7 +24,7 @@ BUILT_IN = "suites.targets"
 GROUP = "attn_oracle.targets"
 
 
-class RegistryError(ValueError):
+class RegistryError(Expected, ValueError):
     """Targets that cannot be loaded or found. One line: what, and what there is instead."""
 
 

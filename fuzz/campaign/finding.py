@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from fuzz.case import Case, case_from_dict
 from fuzz.check.result import CaseResult, Check
+from fuzz.errors import Expected
 from fuzz.features import labels
 from oracle.kinds import Engine
 from oracle.verdict import Verdict
@@ -84,7 +85,7 @@ class Finding:
         }
 
 
-class FindingError(ValueError):
+class FindingError(Expected, ValueError):
     """A file that is no finding. One line: the field and what is allowed."""
 
 

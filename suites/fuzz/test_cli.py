@@ -21,7 +21,8 @@ from fuzz.campaign.reply import Reply, Status
 from fuzz.case import Case
 from fuzz.check.result import CaseResult, Check, CheckResult
 from fuzz.cli import main
-from fuzz.commands import Stop, duration
+from fuzz.errors import Stop
+from fuzz.options import duration
 from oracle.verdict import Verdict
 from suites.fuzz.cases import extend_case, gather_case
 
@@ -420,3 +421,22 @@ def test_a_pipe_that_nobody_reads_is_one_line() -> None:
 def test_a_closed_standard_output_is_one_line() -> None:
     done = start("--version", preexec_fn=lambda: os.close(1))
     assert (done.returncode, done.stderr) == (3, "attn-oracle: standard output: closed\n")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code"),
+    [
+        (["--help"], 0),
+        (["fuzz", "--help"], 0),
+        (["fuzz", "--colour"], 2),
+        (["fuzz", "--time", "soon"], 2),
+        (["run", "absent.json"], 2),
+        (["replay", "absent.json"], 2),
+    ],
+)
+def test_what_needs_no_torch_comes_without(arguments: list[str], code: int) -> None:
+    ask = "import sys; from fuzz.cli import main; code = main(); print('torch' in sys.modules); sys.exit(code)"
+    command = [sys.executable, "-c", ask, *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == code
+    assert done.stdout.endswith("False\n")

@@ -17,21 +17,11 @@ from rich.text import Text
 
 from fuzz.campaign.pool import Pool
 from fuzz.campaign.run import run_cases
-from fuzz.cli import EngineOption, Jobs, Json, Modules, Seed, Timeout, guarded
-from fuzz.commands import (
-    CASE_TIMEOUT,
-    Exit,
-    Prepared,
-    Stop,
-    duration,
-    finish,
-    keeper,
-    parse_engine,
-    prepare,
-    replay_options,
-    search,
-)
+from fuzz.cli import CASE_TIMEOUT, EngineOption, Jobs, Json, Modules, Seed, Timeout, guarded
+from fuzz.commands import Prepared, finish, keeper, parse_engine, prepare, replay_options, search
+from fuzz.errors import Exit, Stop
 from fuzz.ledger import Defect
+from fuzz.options import duration
 from oracle.kinds import Engine
 
 CASES = 400
