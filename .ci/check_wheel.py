@@ -41,9 +41,9 @@ def clean() -> dict[str, str]:
     return {key: value for key, value in os.environ.items() if not key.startswith(("PYTHON", "PYTEST"))}
 
 
-def must(where: Path, *command: str) -> None:
+def must(where: Path, *command: str, **env: str) -> None:
     print("+", *command, flush=True)
-    subprocess.run(command, cwd=where, env=clean(), check=True, stdin=subprocess.DEVNULL)
+    subprocess.run(command, cwd=where, env=clean() | env, check=True, stdin=subprocess.DEVNULL)
 
 
 def main() -> int:
@@ -72,6 +72,8 @@ def main() -> int:
                 # Its worker processes must find ours as well: a few cases tell.
                 must(where, str(scripts / "attn-oracle"), "targets")
                 must(where, str(scripts / "attn-oracle"), "fuzz", "--cases", "3")
+                # Also where the repository is on the path before ours.
+                must(where, str(scripts / "attn-oracle"), "targets", PYTHONPATH=str(where))
             else:
                 print("not checked: the command attn-oracle, which is not there yet")
         except subprocess.CalledProcessError as error:

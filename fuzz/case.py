@@ -13,6 +13,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
+from fuzz.errors import Expected
 from oracle.convention import Granularity
 from oracle.kinds import IndexForm, IndexTask, KVLayout, Operation, VLayout
 
@@ -32,7 +33,7 @@ MAX_TOKENS = 1 << 20
 MAX_REQUESTS = 1 << 12
 
 
-class CaseError(ValueError):
+class CaseError(Expected, ValueError):
     """A case that cannot be. The message is one line: the field and what is allowed."""
 
 
@@ -385,6 +386,8 @@ def case_from_dict(data: object) -> Case:
     """
     if not isinstance(data, Mapping):
         raise CaseError(f"case: {type(data).__name__}; allowed: a JSON object")
+    if "target" in data and "case" in data:
+        raise CaseError("this is a finding: use attn-oracle replay")
     if "schema" not in data:
         raise CaseError(f"case.schema: missing; allowed: {SCHEMA}")
     if type(data["schema"]) is not int or data["schema"] != SCHEMA:

@@ -2,27 +2,27 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 import sys
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, redirect_stdout, suppress
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, TextIO, cast
 
 import typer
 from rich.console import Console
 from rich.text import Text
 
-from fuzz.bench import UnknownFigure
-from fuzz.case import CaseError, load_case
-from fuzz.commands import Exit, Stop, duration, parse_engine
-from fuzz.engine import EngineError
-from fuzz.ledger import LedgerError
-from fuzz.registry import RegistryError
+from fuzz.errors import Exit, Expected, OutputError, Stop
+from fuzz.options import CASE_TIMEOUT_S, duration
 from oracle.kinds import Engine
 
-EXPECTED = (Stop, CaseError, EngineError, LedgerError, RegistryError, UnknownFigure)
-"""What a user can cause: shown as one line, without a traceback."""
+# What needs torch is imported by the commands: help, and what is wrong with the options, come at once.
+
+CASE_TIMEOUT = f"{CASE_TIMEOUT_S:g}"
+"""The default of ``--timeout``."""
 
 app = typer.Typer(
     name="attn-oracle",
@@ -45,7 +45,25 @@ Targets = Annotated[
     list[str] | None, typer.Option("--target", metavar="T", help="A glob over target names. Repeatable.")
 ]
 Seed = Annotated[int, typer.Option(min=0, max=(1 << 63) - 1, help="Case i is a function of it.")]
+Timeout = Annotated[str, typer.Option("--timeout", metavar="SECONDS", help="For one case; beyond it the case hangs.")]
 Jobs = Annotated[int | None, typer.Option(min=1, help="Worker processes. Default: the machine's cores.")]
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        from fuzz.versions import PRODUCT, versions
+
+        print(f"{PRODUCT} {versions()[PRODUCT]}")
+        raise typer.Exit
+
+
+@app.callback()
+def options(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit.")
+    ] = False,
+) -> None:
+    """Options of the command itself."""
 
 
 @app.command()
@@ -90,6 +108,7 @@ def targets(as_json: Json = False, modules: Modules = None) -> None:
 def certify(as_json: Json = False, engine: EngineOption = "auto") -> None:
     """Check the oracle against independent references, and the engine against the oracle."""
     from fuzz.certify import certify as check
+    from fuzz.commands import parse_engine
 
     chosen = parse_engine(engine)
     results = check(chosen)
@@ -115,23 +134,28 @@ def run(
     coverage: Annotated[
         bool, typer.Option("--coverage", help="Say what of each kernel the cases never reached. Emulator only.")
     ] = False,
+    timeout: Timeout = CASE_TIMEOUT,
     modules: Modules = None,
     as_json: Json = False,
 ) -> None:
     """Run cases on every target that supports them, or on those named. The ledger is ignored."""
-    from fuzz.commands import run_case_files
+    from fuzz.case import load_case
 
     with _bisecting(bisect):
-        chosen = parse_engine(engine)
+        timeout_s = duration("--timeout", timeout)
         loaded = [load_case(case) for case in cases]
-        run_case_files(loaded, target or (), chosen, tuple(modules or ()), as_json, coverage)
+        from fuzz.commands import parse_engine, run_case_files
+
+        chosen = parse_engine(engine)
+        run_case_files(loaded, target or (), chosen, tuple(modules or ()), as_json, coverage, timeout_s)
 
 
 @contextmanager
 def _bisecting(bisect: bool) -> Iterator[None]:
     try:
         yield
-    except EXPECTED as error:
+        sys.stdout.flush()
+    except Expected as error:
         stop = _stop_of(error)
         if bisect and stop.code in (Exit.USAGE, Exit.HARNESS):
             raise Stop(Exit.BISECT_ABORT, str(stop)) from None
@@ -150,15 +174,17 @@ def fuzz(
     jobs: Jobs = None,
     out: Annotated[Path, typer.Option(metavar="DIR", help="Where findings are kept.")] = Path(".attn-oracle"),
     no_ledger: Annotated[bool, typer.Option("--no-ledger", help="Report known defects as new.")] = False,
+    timeout: Timeout = CASE_TIMEOUT,
     modules: Modules = None,
     as_json: Json = False,
 ) -> None:
     """Search for cases on which a target is wrong."""
-    from fuzz.commands import finish, prepare, search
-
     if (cases is None) == (time is None):
         raise Stop(Exit.USAGE, "fuzz: give one of --cases N and --time 10m")
     time_s = None if time is None else duration("--time", time)
+    timeout_s = duration("--timeout", timeout)
+    from fuzz.commands import finish, keeper, parse_engine, prepare, replay_options, search
+
     prepared = prepare(
         patterns or (),
         engine=parse_engine(engine),
@@ -166,11 +192,13 @@ def fuzz(
         jobs=jobs,
         modules=tuple(modules or ()),
         use_ledger=not no_ledger,
+        timeout_s=timeout_s,
     )
     campaign = prepared.campaign(cases, time_s)
+    kept = keeper(out)
     with prepared.pool() as pool:
-        search(campaign, pool)
-    finish(campaign, prepared.skipped, out, as_json)
+        search(campaign, pool, kept)
+    finish(campaign, prepared.skipped, kept, as_json, replay_options(engine, modules or ()))
 
 
 @app.command(name="compile")
@@ -201,13 +229,17 @@ def compile_kernels(
 def replay(
     finding: Annotated[Path, typer.Argument(metavar="FINDING|DIR", help="A finding's file, or a folder of them.")],
     engine: EngineOption = "auto",
+    timeout: Timeout = CASE_TIMEOUT,
     modules: Modules = None,
     as_json: Json = False,
 ) -> None:
     """Run the case of a finding again, on its target. The ledger is ignored."""
-    from fuzz.commands import replay_findings
+    timeout_s = duration("--timeout", timeout)
+    if not finding.exists():
+        raise Stop(Exit.USAGE, f"{finding}: cannot be read: {os.strerror(errno.ENOENT)}")
+    from fuzz.commands import parse_engine, replay_findings
 
-    replay_findings(finding, parse_engine(engine), tuple(modules or ()), as_json)
+    replay_findings(finding, parse_engine(engine), tuple(modules or ()), as_json, timeout_s)
 
 
 @app.command()
@@ -218,6 +250,7 @@ def bench(
 ) -> None:
     """Measure the performance figures, each a ratio within one run."""
     from fuzz.bench import bench as measure
+    from fuzz.commands import parse_engine
 
     report = measure(parse_engine(engine), only or ())
     if as_json:
@@ -230,11 +263,9 @@ def _print_json(data: Any) -> None:
     print(json.dumps(data, indent=2))
 
 
-def _stop_of(error: Exception) -> Stop:
+def _stop_of(error: Expected) -> Stop:
     """An expected error as an exit code and one line."""
-    if isinstance(error, Stop):
-        return error
-    return Stop(Exit.NOTHING if isinstance(error, EngineError) else Exit.USAGE, str(error))
+    return error if isinstance(error, Stop) else Stop(error.exit_code, str(error))
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -242,18 +273,68 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return guarded(app, arguments)
 
 
+class _Output:
+    """Standard output, whose failures are ``OutputError`` whoever writes: libraries would end the process their way."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+
+    def write(self, text: str) -> int:
+        return int(self._guarded(self._stream.write, text) or 0)
+
+    def flush(self) -> None:
+        self._guarded(self._stream.flush)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+    def _guarded(self, do: Callable[..., Any], *arguments: Any) -> Any:
+        try:
+            return do(*arguments)
+        except (OSError, ValueError) as error:
+            raise OutputError(f"standard output: {getattr(error, 'strerror', None) or error}") from None
+
+
+def _drop_output(stream: TextIO) -> None:
+    """Send what is still buffered nowhere: the interpreter would try to write it once more at its end."""
+    with suppress(OSError, ValueError):
+        descriptor = stream.fileno()
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, descriptor)
+        os.close(nowhere)
+
+
 def guarded(command: typer.Typer, arguments: Sequence[str] | None = None) -> int:
     """Run a command; returns the exit code. Every expected error is one line on stderr."""
+    stdout = sys.stdout
+    if stdout is None:
+        return _told(OutputError("standard output: closed"))
+    try:
+        with redirect_stdout(cast(TextIO, _Output(stdout))):
+            code = _run(command, arguments)
+            sys.stdout.flush()
+    except OutputError as error:
+        _drop_output(stdout)
+        return _told(error)
+    return code
+
+
+def _run(command: typer.Typer, arguments: Sequence[str] | None) -> int:
     try:
         command(args=None if arguments is None else list(arguments))
     except SystemExit as stop:
         return stop.code if isinstance(stop.code, int) else Exit.CLEAN
-    except EXPECTED as error:
-        expected = _stop_of(error)
-        if str(expected):
-            Console(stderr=True).print(Text(f"attn-oracle: {expected}"), soft_wrap=True)
-        return expected.code
+    except OutputError:
+        raise
+    except Expected as error:
+        return _told(_stop_of(error))
     return Exit.CLEAN
+
+
+def _told(stop: Stop) -> Exit:
+    if str(stop):
+        Console(stderr=True).print(Text(f"attn-oracle: {stop}"), soft_wrap=True)
+    return stop.code
 
 
 if __name__ == "__main__":

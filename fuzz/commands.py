@@ -4,49 +4,41 @@ from __future__ import annotations
 
 import json
 import os
-import re
-from collections.abc import Iterator, Mapping, Sequence
+import signal
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from enum import IntEnum
 from importlib.resources import files
 from pathlib import Path
+from time import monotonic
+from types import FrameType
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.text import Text
 
 from fuzz import engine as engines
 from fuzz import ledger, registry
-from fuzz.campaign.finding import Finding
+from fuzz.campaign.finding import Finding, FindingError, finding_from_dict
 from fuzz.campaign.pool import Pool
-from fuzz.campaign.run import Campaign, HarnessError, Outcome, Settings, open_pool, run_cases
-from fuzz.case import Case, CaseError, case_from_dict
+from fuzz.campaign.run import Campaign, Outcome, Settings, open_pool, run_cases
+from fuzz.case import Case, CaseError
+from fuzz.check.result import CaseResult
+from fuzz.errors import Exit as Exit
+from fuzz.errors import Stop as Stop
+from fuzz.options import CASE_TIMEOUT_S
 from fuzz.report import summary as summaries
 from fuzz.report.coverage import coverage_dict, coverage_lines, covered
+from fuzz.report.keep import Keeper
 from fuzz.support import unsupported
 from fuzz.versions import versions
 from oracle.declare import Declaration
 from oracle.kinds import Engine
 from oracle.verdict import Verdict
 
-
-class Exit(IntEnum):
-    """Exit codes. Where several apply: 3, 2, 1, 125, 0."""
-
-    CLEAN = 0
-    FINDINGS = 1
-    USAGE = 2
-    HARNESS = 3
-    NOTHING = 125
-    BISECT_ABORT = 128
-
-
-class Stop(Exception):
-    """End the command with an exit code and, perhaps, one line."""
-
-    def __init__(self, code: Exit, message: str = "") -> None:
-        super().__init__(message)
-        self.code = code
+LINE_EVERY_S = 15.0
+"""Off a terminal, the longest silence of a search."""
 
 
 def parse_engine(name: str) -> Engine:
@@ -60,14 +52,6 @@ def parse_engine(name: str) -> Engine:
     if reason is not None:
         raise engines.EngineError(f"--engine {reason}")
     return engine
-
-
-def duration(option: str, text: str) -> float:
-    """Seconds in ``90s``, ``10m``, ``2h`` or a plain number of seconds. Raises ``Stop``."""
-    match = re.fullmatch(r"(\d+(?:\.\d+)?)([smh]?)", text.strip())
-    if match is None or float(match[1]) <= 0:
-        raise Stop(Exit.USAGE, f"{option}: {text!r}; allowed: a time above zero such as 90s, 10m or 2h")
-    return float(match[1]) * {"": 1, "s": 1, "m": 60, "h": 3600}[match[2]]
 
 
 def built_in_ledger() -> tuple[ledger.Defect, ...]:
@@ -107,9 +91,34 @@ def prepare(
     jobs: int | None = None,
     use_ledger: bool = False,
     coverage: bool = False,
+    timeout_s: float = CASE_TIMEOUT_S,
 ) -> Prepared:
-    """Load and select targets. Raises ``RegistryError`` and ``LedgerError``."""
-    able, skipped = runnable(registry.select(registry.load(modules), patterns), engine)
+    """Load targets and select them by globs. Raises ``RegistryError`` and ``LedgerError``."""
+    return prepare_targets(
+        registry.select(registry.load(modules), patterns),
+        engine=engine,
+        modules=modules,
+        seed=seed,
+        jobs=jobs,
+        use_ledger=use_ledger,
+        coverage=coverage,
+        timeout_s=timeout_s,
+    )
+
+
+def prepare_targets(
+    targets: Sequence[Declaration],
+    *,
+    engine: Engine,
+    modules: tuple[str, ...],
+    seed: int = 0,
+    jobs: int | None = None,
+    use_ledger: bool = False,
+    coverage: bool = False,
+    timeout_s: float = CASE_TIMEOUT_S,
+) -> Prepared:
+    """What it takes to run targets that are loaded. Raises ``LedgerError``."""
+    able, skipped = runnable(targets, engine)
     settings = Settings(
         engine=engine,
         seed=seed,
@@ -118,6 +127,7 @@ def prepare(
         ledger=built_in_ledger() if use_ledger else (),
         versions=versions(),
         coverage=coverage,
+        timeout_s=timeout_s,
     )
     return Prepared(able, skipped, settings)
 
@@ -132,11 +142,12 @@ def run_case_files(
     modules: tuple[str, ...],
     as_json: bool,
     coverage: bool = False,
+    timeout_s: float = CASE_TIMEOUT_S,
 ) -> None:
     """Judge cases on the targets that support them. Ends with ``Stop`` unless all is clean."""
     if coverage and engine is not Engine.EMULATOR:
         raise Stop(Exit.USAGE, f"--coverage: {engine} has none; allowed: --engine emulator")
-    prepared = prepare(patterns, engine=engine, modules=modules, jobs=1, coverage=coverage)
+    prepared = prepare(patterns, engine=engine, modules=modules, jobs=1, coverage=coverage, timeout_s=timeout_s)
     pairs: list[tuple[Declaration, Case]] = []
     skipped = dict(prepared.skipped) if patterns else {}
     for case in cases:
@@ -152,23 +163,52 @@ def run_case_files(
     _judge(prepared, pairs, {name: reason for name, reason in skipped.items() if name not in ran}, as_json)
 
 
-def replay_findings(path: Path, engine: Engine, modules: tuple[str, ...], as_json: bool) -> None:
-    """Run the case of one finding, or of every finding in a folder, on its target."""
-    pairs = [_read_finding(file) for file in _finding_files(path)]
-    prepared = prepare(sorted({target for target, _ in pairs}), engine=engine, modules=modules, jobs=1)
-    known = {d.name: d for d in prepared.targets}
-    _judge(prepared, [(known[name], case) for name, case in pairs if name in known], prepared.skipped, as_json)
+def replay_findings(
+    path: Path, engine: Engine, modules: tuple[str, ...], as_json: bool, timeout_s: float = CASE_TIMEOUT_S
+) -> None:
+    """Run the case of one finding, or of every finding in a folder, on its target.
+
+    A bad file in a folder is told on stderr and hides none of the others; the exit code is that of bad input.
+    """
+    known = registry.load(modules)
+    pairs: list[tuple[Declaration, Case]] = []
+    bad: list[Stop] = []
+    for file in _finding_files(path):
+        try:
+            pairs.append(_read_finding(file, known))
+        except Stop as stop:
+            if not path.is_dir():
+                raise
+            bad.append(stop)
+            Console(stderr=True).print(Text(f"attn-oracle: {stop}"), soft_wrap=True)
+    if pairs:
+        targets = list({declaration.name: declaration for declaration, _ in pairs}.values())
+        prepared = prepare_targets(targets, engine=engine, modules=modules, jobs=1, timeout_s=timeout_s)
+        able = [pair for pair in pairs if pair[0].name not in prepared.skipped]
+        try:
+            _judge(prepared, able, prepared.skipped, as_json)
+        except Stop as stop:
+            if not bad or stop.code is Exit.HARNESS:
+                raise
+    if bad:
+        raise Stop(Exit.USAGE, f"{path}: {len(bad)} of {len(bad) + len(pairs)} files are no findings of known targets")
 
 
 def _judge(
     prepared: Prepared, pairs: Sequence[tuple[Declaration, Case]], skipped: Mapping[str, str], as_json: bool
 ) -> None:
-    """Judge (target, case) pairs and report them as a campaign's result, with every check's outcome."""
+    """Judge (target, case) pairs and report them as a campaign's result, with every check's outcome.
+
+    A case outside of what its target declares is not run.
+    """
     campaign = Campaign([], prepared.settings, None, None)
     outcomes = []
+    reasons = [unsupported(declaration, case) for declaration, case in pairs]
+    requests = [(d.name, case) for (d, case), reason in zip(pairs, reasons, strict=True) if reason is None]
     with prepared.pool() as pool:
-        requests = iter([(declaration.name, case) for declaration, case in pairs])
-        for (declaration, _), outcome in zip(pairs, run_cases(pool, requests, prepared.settings), strict=True):
+        judged = run_cases(pool, iter(requests), prepared.settings)
+        for (declaration, case), reason in zip(pairs, reasons, strict=True):
+            outcome = next(judged) if reason is None else _not_run(declaration, case, reason)
             outcomes.append(outcome)
             campaign.count(declaration, outcome)
     if as_json:
@@ -189,6 +229,10 @@ def _judge(
     stop_unless_clean(campaign)
 
 
+def _not_run(declaration: Declaration, case: Case, reason: str) -> Outcome:
+    return Outcome(declaration.name, case, CaseResult(checks=(), reason=reason), {})
+
+
 def _finding_files(path: Path) -> list[Path]:
     if not path.is_dir():
         return [path]
@@ -198,19 +242,19 @@ def _finding_files(path: Path) -> list[Path]:
     return found
 
 
-def _read_finding(path: Path) -> tuple[str, Case]:
+def _read_finding(path: Path, known: Mapping[str, Declaration]) -> tuple[Declaration, Case]:
     try:
-        data = json.loads(path.read_text(encoding="utf-8"))
+        target, case = finding_from_dict(json.loads(path.read_text(encoding="utf-8")))
     except OSError as error:
         raise Stop(Exit.USAGE, f"{path}: cannot be read: {error.strerror}") from None
+    except (CaseError, FindingError) as error:
+        raise Stop(Exit.USAGE, f"{path}: {error}") from None
     except (ValueError, RecursionError) as error:
         raise Stop(Exit.USAGE, f"{path}: not JSON: {str(error)[:120]}") from None
-    if not isinstance(data, dict) or not isinstance(data.get("target"), str):
-        raise Stop(Exit.USAGE, f"{path}: finding.target: missing; allowed: a target's name")
-    try:
-        return data["target"], case_from_dict(data.get("case"))
-    except CaseError as error:
-        raise Stop(Exit.USAGE, f"{path}: {error}") from None
+    if target not in known:
+        names = ", ".join(known)
+        raise Stop(Exit.USAGE, f"{path}: finding.target: {target[:60]!r} is unknown; --targets adds to: {names}")
+    return known[target], case
 
 
 def _print_outcome(outcome: Outcome) -> None:
@@ -227,13 +271,53 @@ def _print_outcome(outcome: Outcome) -> None:
 # ----------------------------------------------------------- fuzz and gpu_diff
 
 
-def search(campaign: Campaign, pool: Pool) -> None:
-    """Run a campaign with progress on stderr; Ctrl-C ends it, and what was found stays."""
-    with progress(campaign):
+def keeper(out: Path) -> Keeper:
+    """Where findings are kept, ready before the first case. Raises ``Stop`` where the folder cannot be written."""
+    kept = Keeper(out)
+    try:
+        kept.open()
+    except OSError as error:
+        raise _cannot_write(out, error) from None
+    return kept
+
+
+def _cannot_write(out: Path, error: OSError) -> Stop:
+    return Stop(Exit.USAGE, f"--out {out}: cannot be written: {error.strerror}")
+
+
+def search(campaign: Campaign, pool: Pool, kept: Keeper) -> None:
+    """Run a campaign with progress on stderr; each finding is kept at once. Ctrl-C or SIGTERM ends it."""
+    with progress(campaign) as step:
+
+        def note(outcome: Outcome, found: list[Finding]) -> None:
+            kept.keep(found)
+            if outcome.harness is not None:
+                kept.keep_error(outcome.harness)
+            step(outcome, found)
+
+        campaign.on_outcome = note
         try:
-            campaign.run(pool)
+            with terminable():
+                campaign.run(pool)
         except KeyboardInterrupt:
             Console(stderr=True).print("interrupted: what was found so far follows")
+
+
+@contextmanager
+def terminable() -> Iterator[None]:
+    """SIGTERM raises ``KeyboardInterrupt``, as Ctrl-C does. Without effect outside the main thread."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def interrupt(number: int, frame: FrameType | None) -> None:
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGTERM, interrupt)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def stop_unless_clean(campaign: Campaign) -> None:
@@ -253,23 +337,17 @@ def default_jobs(engine: Engine) -> int:
     return cores if engine is Engine.EMULATOR else min(cores, 8)
 
 
+Step = Callable[[Outcome, list[Finding]], None]
+
+
 @contextmanager
-def progress(campaign: Campaign) -> Iterator[None]:
+def progress(campaign: Campaign) -> Iterator[Step]:
     """A live bar on a terminal; elsewhere a plain line now and then. On stderr."""
     console = Console(stderr=True)
     total = None if campaign.cases is None else campaign.cases * len(campaign.targets)
     if not console.is_terminal:
-        every = max(1, (total or 1000) // 10)
-        done = 0
-
-        def line(outcome: Outcome, found: list[Finding]) -> None:
-            nonlocal done
-            done += 1
-            if done % every == 0:
-                console.print(f"{done}{f' of {total}' if total else ''} cases")
-
-        campaign.on_outcome = line
-        yield
+        with _plain_progress(console, total) as line:
+            yield line
         return
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     with Progress(*columns, console=console, transient=True) as bar:
@@ -281,20 +359,61 @@ def progress(campaign: Campaign) -> Iterator[None]:
                 if finding.known is None:
                     bar.console.print(f"{finding.target}: {finding.check}: {finding.message}", markup=False)
 
-        campaign.on_outcome = step
-        yield
+        yield step
 
 
-def finish(campaign: Campaign, skipped: Mapping[str, str], out: Path, as_json: bool) -> None:
-    """Write the findings, print the result, end with ``Stop`` unless all is clean."""
+def replay_options(engine: str, modules: Sequence[str]) -> list[str]:
+    """What a replay has to be told as this command was; ``engine`` as it was given."""
+    named = [word for module in modules for word in ("--targets", module)]
+    return named if engine == "auto" else [*named, "--engine", engine]
+
+
+@contextmanager
+def _plain_progress(console: Console, total: int | None) -> Iterator[Step]:
+    """A line for every tenth of the cases, and whenever nothing was said for ``LINE_EVERY_S``."""
+    every = max(1, (total or 1000) // 10)
+    done, began, said, ended = 0, monotonic(), threading.Event(), threading.Event()
+
+    def say() -> None:
+        console.print(f"{done}{f' of {total}' if total else ''} cases, {monotonic() - began:.0f} s")
+
+    def line(outcome: Outcome, found: list[Finding]) -> None:
+        nonlocal done
+        done += 1
+        if done % every == 0:
+            said.set()
+            say()
+
+    def break_silence() -> None:
+        while not ended.wait(LINE_EVERY_S):
+            if not said.is_set():
+                say()
+            said.clear()
+
+    # A thread, as a single case may take minutes.
+    thread = threading.Thread(target=break_silence, name="progress", daemon=True)
+    thread.start()
+    try:
+        yield line
+    finally:
+        ended.set()
+        thread.join()
+
+
+def finish(
+    campaign: Campaign, skipped: Mapping[str, str], kept: Keeper, as_json: bool, options: Sequence[str] = ()
+) -> None:
+    """Print the result, end with ``Stop`` unless all is clean and kept. ``options`` are those of a replay."""
     found = [f for s in campaign.summaries.values() for f in s.findings]
-    paths = write_findings(found, campaign.harness_errors, out)
+    kept.keep(found)  # an interrupt may have come between a finding and its file
     if as_json:
-        print(json.dumps(summaries.to_dict(campaign, skipped, paths), indent=2))
+        print(json.dumps(summaries.to_dict(campaign, skipped, kept.paths), indent=2))
     else:
         console = wide_console()
-        summaries.print_findings(found, paths, console)
+        summaries.print_findings(found, kept.paths, console, options)
         summaries.print_table(campaign, skipped, console)
+    if kept.failure is not None and not campaign.harness_errors:
+        raise _cannot_write(kept.folder, kept.failure)
     stop_unless_clean(campaign)
 
 
@@ -302,19 +421,3 @@ def wide_console() -> Console:
     """Stdout; where it is no terminal, wide enough for a table without folded words."""
     console = Console()
     return console if console.is_terminal else Console(width=160)
-
-
-def write_findings(found: Sequence[Finding], errors: Sequence[HarnessError], out: Path) -> dict[str, str]:
-    """One file for each distinct finding, ``finding-ID.json``, and for each failure of our own code.
-
-    Returns the path by id. Raises ``Stop`` where the folder cannot be written.
-    """
-    files = {f"finding-{f.id}.json": f.to_dict() for f in summaries.distinct(found)}
-    files |= {f"harness-{i}.json": error.to_dict() for i, error in enumerate(errors)}
-    try:
-        for name, data in files.items():
-            out.mkdir(parents=True, exist_ok=True)
-            (out / name).write_text(json.dumps(data, indent=2) + "\n", encoding="utf-8")
-    except OSError as error:
-        raise Stop(Exit.USAGE, f"--out {out}: cannot be written: {error.strerror}") from None
-    return {f.id: str(out / f"finding-{f.id}.json") for f in summaries.distinct(found)}

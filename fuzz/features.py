@@ -92,7 +92,9 @@ def _window_label(case: Case) -> str:
 
 
 def _query_label(case: Case, queries: int, length: int) -> str:
-    if length == 0 and queries:
+    # Causal queries are the last positions of their request: where they outnumber the keys, the first see none.
+    without_keys = case.is_attention and case.causal and queries > length
+    if queries and (length == 0 or without_keys):
         return "empty"
     if queries == length and case.operation is not Operation.PAGED_DECODE:
         return "full"

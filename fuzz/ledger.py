@@ -16,6 +16,7 @@ from packaging.specifiers import InvalidSpecifier, SpecifierSet
 
 from fuzz.case import Case, CaseError, load_case
 from fuzz.check.result import Check
+from fuzz.errors import Expected
 from fuzz.features import labels
 from oracle.kinds import Engine
 
@@ -25,7 +26,7 @@ Versions = Mapping[str, str | None]
 """Installed version of each package, None where it is missing."""
 
 
-class LedgerError(ValueError):
+class LedgerError(Expected, ValueError):
     """A ledger that cannot be read. One line: the entry, the field and what is allowed."""
 
 

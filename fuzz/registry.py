@@ -5,13 +5,17 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import sys
-from collections.abc import Sequence
+import traceback
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from fnmatch import fnmatchcase
+from hashlib import blake2b
 from importlib.metadata import entry_points
 from pathlib import Path
 from types import ModuleType
 
 from fuzz import engine as engines
+from fuzz.errors import Expected
 from oracle.convention import CausalAlignment, Granularity, SinkUnits
 from oracle.declare import Declaration, declaration_of
 from oracle.kinds import Engine
@@ -20,27 +24,67 @@ BUILT_IN = "suites.targets"
 GROUP = "attn_oracle.targets"
 
 
-class RegistryError(ValueError):
+class RegistryError(Expected, ValueError):
     """Targets that cannot be loaded or found. One line: what, and what there is instead."""
 
 
 def _import(name: str, origin: str) -> ModuleType:
-    try:
+    with _told(f"{origin}: {name}", name):
         return importlib.import_module(name)
-    except ModuleNotFoundError as error:
-        if error.name is not None and (name == error.name or name.startswith(error.name + ".")):
-            raise RegistryError(f"{origin}: no module named {name}") from None
-        raise RegistryError(f"{origin}: {name} needs the module {error.name}, which is missing") from None
 
 
 def _load_file(path: Path) -> ModuleType:
-    spec = importlib.util.spec_from_file_location(f"attn_oracle_targets_{path.stem}", path)
+    # Two files of one name are two modules; the name is the same in every process.
+    key = blake2b(str(path.resolve()).encode(), digest_size=4).hexdigest()
+    spec = importlib.util.spec_from_file_location(f"attn_oracle_targets_{path.stem}_{key}", path)
     if spec is None or spec.loader is None or not path.is_file():
         raise RegistryError(f"--targets: {path} is not a Python file")
     module = importlib.util.module_from_spec(spec)
     sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
+    try:
+        with _told(f"--targets {path}", spec.name):
+            spec.loader.exec_module(module)
+    except BaseException:
+        del sys.modules[spec.name]
+        raise
     return module
+
+
+@contextmanager
+def _told(origin: str, name: str) -> Iterator[None]:
+    """Whatever the code of a module raises while it is imported becomes one line: where and what."""
+    try:
+        yield
+    except (Exception, SystemExit) as error:  # noqa: BLE001 - the user's code: anything
+        if isinstance(error, ModuleNotFoundError) and error.name is not None:
+            if name == error.name or name.startswith(error.name + "."):
+                raise RegistryError(f"{origin.removesuffix(': ' + name)}: no module named {name}") from None
+            what = f"needs the module {error.name}, which is missing"
+        else:
+            what = _shown(error)
+        line = _line_of(error)
+        raise RegistryError(f"{origin}: {'' if line is None else f'line {line}: '}{what}") from None
+
+
+def _shown(error: BaseException) -> str:
+    text = error.msg if isinstance(error, SyntaxError) else str(error)
+    first = " ".join(text.split())[:300]
+    return f"{type(error).__name__}: {first}" if first else type(error).__name__
+
+
+def _line_of(error: BaseException) -> int | None:
+    """The line of the imported file, from which everything else was called, that led to ``error``."""
+    steps = [
+        step
+        for step in traceback.extract_tb(error.__traceback__)
+        if step.filename != __file__ and not step.filename.startswith(("<frozen importlib", _IMPORTLIB))
+    ]
+    if steps:
+        return [step for step in steps if step.filename == steps[0].filename][-1].lineno
+    return error.lineno if isinstance(error, SyntaxError) else None
+
+
+_IMPORTLIB = str(Path(importlib.__file__).parent)
 
 
 def declared_in(module: ModuleType) -> list[Declaration]:
@@ -52,21 +96,40 @@ def declared_in(module: ModuleType) -> list[Declaration]:
 def load(extra: Sequence[str] = ()) -> dict[str, Declaration]:
     """Every known target by name.
 
-    ``extra`` are module names or paths of Python files. Raises ``RegistryError`` for a module that cannot be
-    found and for a name that is declared twice.
+    ``extra`` are module names or paths of Python files; one that is given twice is loaded once. Raises
+    ``RegistryError`` for a module that cannot be found or imported, or that declares nothing, and for a name that
+    is declared twice.
     """
     built_in: tuple[str, ...] = _import(BUILT_IN, "attn-oracle").MODULES
     modules = [_import(name, BUILT_IN) for name in built_in]
-    modules += [_import(point.value, f"entry point {point.name}") for point in entry_points(group=GROUP)]
+    for point in entry_points(group=GROUP):
+        modules.append(_declaring(_import(point.module, f"entry point {point.name}"), f"entry point {point.name}"))
     for name in extra:
-        modules.append(_load_file(Path(name)) if name.endswith(".py") else _import(name, "--targets"))
+        modules.append(_declaring(_users(name, modules), f"--targets {name}"))
     targets: dict[str, Declaration] = {}
-    for module in modules:
+    for module in {id(module): module for module in modules}.values():
         for declaration in declared_in(module):
             known = targets.setdefault(declaration.name, declaration)
             if known is not declaration:
                 raise RegistryError(f"target {declaration.name} is declared twice, in {module.__name__} too")
     return targets
+
+
+def _users(name: str, loaded: Sequence[ModuleType]) -> ModuleType:
+    """The module that ``--targets`` names, by its path or its name: the one loaded before, if it is the same file."""
+    by_file = {Path(m.__file__).resolve(): m for m in loaded if m.__file__ is not None}
+    if name.endswith(".py"):
+        path = Path(name)
+        return by_file.get(path.resolve()) or _load_file(path)
+    module = _import(name, "--targets")
+    file = getattr(module, "__file__", None)  # a folder without __init__.py has none
+    return module if file is None else by_file.get(Path(file).resolve(), module)
+
+
+def _declaring(module: ModuleType, origin: str) -> ModuleType:
+    if not declared_in(module):
+        raise RegistryError(f"{origin}: declares no target; see oracle.declare")
+    return module
 
 
 def select(targets: dict[str, Declaration], patterns: Sequence[str]) -> list[Declaration]:
@@ -86,7 +149,18 @@ def why_not(declaration: Declaration, engine: Engine) -> str | None:
     """Why a target cannot run on ``engine`` here, or None."""
     if engine not in declaration.engines:
         return f"runs on {', '.join(declaration.engines)} only"
-    return engines.unavailable(engine) or _not_handled(declaration) or declaration.unavailable(engine)
+    return engines.unavailable(engine) or _not_handled(declaration) or _own_reason(declaration, engine)
+
+
+def _own_reason(declaration: Declaration, engine: Engine) -> str | None:
+    """What the declaration's own ``unavailable`` says. It is the user's code: what it raises is a reason."""
+    try:
+        reason = declaration.unavailable(engine)
+    except Exception as error:  # noqa: BLE001 - anything
+        return f"its unavailable({engine}) raised {_shown(error)}"
+    if reason is None or isinstance(reason, str):
+        return reason or None
+    return f"its unavailable({engine}) returned {reason!r}; allowed: a reason or None"
 
 
 def _not_handled(declaration: Declaration) -> str | None:

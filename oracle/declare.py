@@ -98,6 +98,19 @@ empty: a query, or a state to merge, without any key; strided: rows that are not
 slots; slot_map: writes through a map to a sub-pool; stateful: something is kept from call to call.
 """
 
+DTYPES = ("fp32", "bf16", "fp16", "uint8", "e4m3fn", "e4m3fnuz", "e5m2", "e5m2fnuz")
+"""Storage dtypes by name; uint8 for copies only."""
+
+_INTEGERS = {
+    "head_dims": (4096, True),
+    "v_head_dims": (4096, False),
+    "page_sizes": (4096, True),
+    "num_kv_heads": (1024, True),
+    "group_sizes": (1024, True),
+    "parts": (64, True),
+}
+"""The largest value of each field of ``Supports``, as in a case, and whether it needs one."""
+
 F = TypeVar("F", bound=Callable[..., Any])
 
 
@@ -132,6 +145,44 @@ class Supports:
     """numbers of partial states or ranks."""
     compiler: str | None = None
     """distribution whose Triton must compile it; None: the one installed."""
+
+    def __post_init__(self) -> None:
+        """Raises ``DeclarationError`` naming the field and what it may hold."""
+        for name, required in (("dtypes", True), ("kv_dtypes", False)):
+            _check_each(name, getattr(self, name), DTYPES.__contains__, ", ".join(DTYPES), required)
+        for name, (most, required) in _INTEGERS.items():
+            _check_each(name, getattr(self, name), _integer_up_to(most), f"integers from 1 to {most}", required)
+        _check_each("archs", self.archs, _is_text, "names", False)
+        features = self.features
+        if not isinstance(features, frozenset | set) or not all(map(_is_text, features)):
+            raise DeclarationError(f"supports.features: {features!r}; allowed: a set of names, such as {{'window'}}")
+        object.__setattr__(self, "features", frozenset(features))
+        if self.max_query_len is not None and not _integer_up_to(1 << 20)(self.max_query_len):
+            raise DeclarationError(f"supports.max_query_len: {self.max_query_len!r}; allowed: an integer, 1 up; None")
+        for name in ("requires_finite_pool", "batch_invariant", "deterministic"):
+            if not isinstance(getattr(self, name), bool):
+                raise DeclarationError(f"supports.{name}: {getattr(self, name)!r}; allowed: True, False")
+        if self.compiler is not None and not _is_text(self.compiler):
+            raise DeclarationError(f"supports.compiler: {self.compiler!r}; allowed: a distribution's name or None")
+
+
+def _check_each(name: str, values: object, fits: Callable[[Any], bool], allowed: str, required: bool) -> None:
+    """Raises ``DeclarationError`` unless ``values`` is a tuple of what fits, with one at least if ``required``."""
+    if not isinstance(values, tuple):
+        raise DeclarationError(f"supports.{name}: {values!r}; allowed: a tuple of {allowed}")
+    for value in values:
+        if not fits(value):
+            raise DeclarationError(f"supports.{name}: {value!r}; allowed: {allowed}")
+    if required and not values:
+        raise DeclarationError(f"supports.{name}: empty; allowed: at least one of {allowed}")
+
+
+def _is_text(value: object) -> bool:
+    return isinstance(value, str) and bool(value)
+
+
+def _integer_up_to(most: int) -> Callable[[Any], bool]:
+    return lambda value: type(value) is int and 1 <= value <= most
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -197,13 +248,14 @@ class _Operation:
     ) -> Callable[[F], F]:
         """Attach a declaration to a function.
 
-        Raises ``DeclarationError`` if the name is no dotted word, a feature is not one of the operation's, or
-        the function's parameters are not the operation's.
+        Raises ``DeclarationError`` if the name is no dotted word, an argument is not of its type, a feature is
+        not one of the operation's, or the function's parameters are not the operation's.
         """
-        if not name or any(c.isspace() or c in "*?[]" for c in name):
+        if not _is_text(name) or any(c.isspace() or c in "*?[]" for c in name):
             raise DeclarationError(f"declare.{self.operation.value}: name {name!r}; write dotted words")
 
-        supported = supports or Supports()
+        supported = Supports() if supports is None else supports
+        self._check_types(convention, precision, supported, engines, unavailable, task, reset)
         unknown = sorted(supported.features - set(FEATURES[self.operation]))
         if unknown:
             allowed = ", ".join(FEATURES[self.operation]) or "none"
@@ -212,6 +264,8 @@ class _Operation:
             )
 
         def attach(function: F) -> F:
+            if not callable(function):
+                raise self._wrong("the decorated object", function, "a function")
             _check_signature(self.operation, parameters(self.operation, convention, task), function)
             declaration = Declaration(
                 name=name,
@@ -229,6 +283,40 @@ class _Operation:
             return function
 
         return attach
+
+    def _check_types(
+        self,
+        convention: object,
+        precision: object,
+        supports: object,
+        engines: object,
+        unavailable: object,
+        task: object,
+        reset: object,
+    ) -> None:
+        if not isinstance(convention, Convention):
+            raise self._wrong("convention", convention, "a Convention")
+        if not isinstance(supports, Supports):
+            raise self._wrong("supports", supports, "a Supports or None")
+        by_dtype = precision if isinstance(precision, Mapping) else {}
+        if not isinstance(precision, Precision | Mapping | None) or not all(
+            isinstance(value, Precision) for value in by_dtype.values()
+        ):
+            raise self._wrong("precision", precision, "a Precision, a mapping from dtype to Precision, None")
+        for dtype in by_dtype:
+            if dtype not in DTYPES:
+                raise self._wrong("precision", dtype, ", ".join(DTYPES))
+        if not isinstance(engines, tuple) or not engines or not all(isinstance(e, Engine) for e in engines):
+            raise self._wrong("engines", engines, f"a tuple of {', '.join(f'Engine.{e.name}' for e in Engine)}")
+        if not callable(unavailable):
+            raise self._wrong("unavailable", unavailable, "a function of an Engine that returns a reason or None")
+        if not isinstance(task, IndexTask):
+            raise self._wrong("task", task, ", ".join(f"IndexTask.{t.name}" for t in IndexTask))
+        if reset is not None and not callable(reset):
+            raise self._wrong("reset", reset, "a function without parameters, None")
+
+    def _wrong(self, name: str, value: object, allowed: str) -> DeclarationError:
+        return DeclarationError(f"declare.{self.operation.value}: {name}: {value!r}; allowed: {allowed}")
 
 
 paged_decode = _Operation(Operation.PAGED_DECODE)

@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from fuzz.errors import Expected
+
 SCHEMA = 1
 
 ORACLE_CPU = "oracle.cpu.vs_sdpa"
@@ -37,7 +39,7 @@ class NotMeasured(Exception):
     """A figure that cannot be had here. The message is the reason."""
 
 
-class UnknownFigure(ValueError):
+class UnknownFigure(Expected, ValueError):
     """A glob that matches no figure. One line: which, and what there is."""
 
 

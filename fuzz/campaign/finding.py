@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from hashlib import blake2b
 from typing import TYPE_CHECKING, Any
 
-from fuzz.case import Case
+from fuzz.case import Case, case_from_dict
 from fuzz.check.result import CaseResult, Check
+from fuzz.errors import Expected
 from fuzz.features import labels
 from oracle.kinds import Engine
 from oracle.verdict import Verdict
@@ -34,6 +35,8 @@ class Finding:
     versions: Mapping[str, str | None]
     known: str | None
     case: Case
+    modules: tuple[str, ...] = ()
+    """the user's target modules, as they were named; for information"""
 
     @property
     def id(self) -> str:
@@ -62,7 +65,7 @@ class Finding:
         return len(case.context_lens), tokens, case.num_q_heads, case.head_dim
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain data; ``case_from_dict`` reads the case back."""
+        """Plain data; ``finding_from_dict`` reads back what a replay needs."""
         return {
             "schema": SCHEMA,
             "id": self.id,
@@ -76,9 +79,29 @@ class Finding:
             "engine": self.engine,
             "versions": dict(self.versions),
             "known": self.known,
+            "modules": list(self.modules),
             "evidence": dict(self.evidence),
             "case": self.case.to_dict(),
         }
+
+
+class FindingError(Expected, ValueError):
+    """A file that is no finding. One line: the field and what is allowed."""
+
+
+def finding_from_dict(data: object) -> tuple[str, Case]:
+    """Target and case of a finding's plain data. Raises ``FindingError`` and ``CaseError``."""
+    if not isinstance(data, Mapping):
+        raise FindingError(f"finding: {type(data).__name__}; allowed: a JSON object")
+    if "operation" in data and "case" not in data:
+        raise FindingError("this is a case: use attn-oracle run")
+    schema = data.get("schema", "missing")
+    if type(schema) is not int or schema != SCHEMA:
+        raise FindingError(f"finding.schema: {str(schema)[:60]!r}; allowed: {SCHEMA}, which this release reads")
+    target = data.get("target", "missing")
+    if not isinstance(target, str) or "target" not in data:
+        raise FindingError(f"finding.target: {str(target)[:60]!r}; allowed: a target's name")
+    return target, case_from_dict(data.get("case"))
 
 
 def findings_of(target: str, case: Case, result: CaseResult, settings: Settings) -> list[Finding]:
@@ -99,6 +122,7 @@ def findings_of(target: str, case: Case, result: CaseResult, settings: Settings)
                 versions=settings.versions,
                 known=known,
                 case=case,
+                modules=settings.modules,
             )
         )
     return found

@@ -15,6 +15,7 @@ from fuzz.campaign.worker import Job, Limits, Worker, fair_memory_bytes
 from fuzz.case import Case
 from fuzz.check.result import CaseResult, Check, CheckResult
 from fuzz.ledger import Defect, Versions
+from fuzz.options import CASE_TIMEOUT_S
 from fuzz.plan import Coverage, Plan
 from fuzz.space import Space
 from oracle.declare import Declaration
@@ -22,8 +23,6 @@ from oracle.kinds import Engine
 from oracle.verdict import Verdict
 
 PHASES = ("generate", "kernel", "oracle", "checks")
-CASE_TIMEOUT_S = 120.0
-"""One case runs a kernel three or four times; a cold compilation takes seconds. Beyond this it hangs."""
 
 MOST_HARNESS_ERRORS = 10
 """After so many failures of our own code a campaign stops: the rest would say nothing new."""

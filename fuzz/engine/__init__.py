@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import torch
 
+from fuzz.errors import Exit, Expected
 from oracle.kinds import Engine
 
 
-class EngineError(RuntimeError):
+class EngineError(Expected, RuntimeError):
     """An engine that cannot run here. The message is one line that says what is missing."""
+
+    exit_code = Exit.NOTHING
 
 
 _current: Engine | None = None

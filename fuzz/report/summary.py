@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -85,16 +86,21 @@ def words(pair: Pair) -> str:
     return " & ".join(f"{name}={label}" for name, label in sorted(pair))
 
 
-def distinct(findings: Sequence[Finding]) -> list[Finding]:
-    """One finding for each fault that can be told apart: the one with the smallest case.
+def fault(finding: Finding) -> tuple[str | None, ...]:
+    """What tells one fault from another.
 
     Until a diagnosis tells more, what the case's operands are made of stands in for it.
     """
+    case = finding.case
+    made_of = (case.dtype, case.pool.value, case.index_dtype) if finding.known is None else ()
+    return (finding.target, finding.check, finding.diagnosis, finding.known, *made_of)
+
+
+def distinct(findings: Sequence[Finding]) -> list[Finding]:
+    """One finding for each fault that can be told apart: the one with the smallest case."""
     groups: dict[tuple[str | None, ...], Finding] = {}
     for finding in findings:
-        case = finding.case
-        made_of = (case.dtype, case.pool.value, case.index_dtype) if finding.known is None else ()
-        key = (finding.target, finding.check, finding.diagnosis, finding.known, *made_of)
+        key = fault(finding)
         if key not in groups or finding.size < groups[key].size:
             groups[key] = finding
     return list(groups.values())
@@ -149,11 +155,18 @@ def _print_holes(name: str, found: Coverage, console: Console) -> None:
         console.print(f"{name}: {len(holes)} feature pairs never tried: {shown}{', ...' if len(holes) > 3 else ''}")
 
 
-def print_findings(findings: Sequence[Finding], paths: Mapping[str, str], console: Console) -> None:
-    """Each distinct finding: what failed, on which smallest case, and how to show it again."""
+def print_findings(
+    findings: Sequence[Finding], paths: Mapping[str, str], console: Console, options: Sequence[str] = ()
+) -> None:
+    """Each distinct finding: what failed, on which smallest case, and how to show it again.
+
+    ``options`` are those that a replay needs.
+    """
     for finding in distinct(findings):
         known = f"known defect {finding.known}" if finding.known else "NEW"
         console.print(Text(f"{finding.target}: {finding.check}: {known}", style="yellow" if finding.known else "red"))
         console.print(Text(f"    {finding.message}"))
         if finding.id in paths:
-            console.print(Text(f"    attn-oracle replay {paths[finding.id]}"))
+            command = shlex.join(["attn-oracle", "replay", paths[finding.id], *options])
+            # In one line however long it is, so that it can be copied.
+            console.print(Text(f"    {command}"), soft_wrap=True)

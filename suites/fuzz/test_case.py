@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fuzz.case import CaseError, case_from_dict, case_from_json, load_case
+from fuzz.case import STORAGE_BYTES, CaseError, case_from_dict, case_from_json, load_case
+from fuzz.features import labels
+from oracle.declare import DTYPES, DeclarationError, Supports
 from suites.fuzz.cases import extend_case, gather_case, write_case
 
 
@@ -80,6 +83,18 @@ def test_what_is_no_case_at_all(text: str) -> None:
         case_from_json(text)
 
 
+def test_what_a_target_may_declare_is_what_a_case_may_hold() -> None:
+    assert tuple(STORAGE_BYTES) == DTYPES
+    case = extend_case()
+    for name, most in (("head_dim", 4096), ("page_size", 4096), ("num_kv_heads", 1024), ("group_size", 1024)):
+        Supports(**{name if name.endswith("heads") else f"{name}s": (most,)})
+        replace(case, **{name: most})
+        with pytest.raises(CaseError):
+            replace(case, **{name: most + 1})
+        with pytest.raises(DeclarationError):
+            Supports(**{name if name.endswith("heads") else f"{name}s": (most + 1,)})
+
+
 def test_files(tmp_path: Path) -> None:
     path = tmp_path / "case.json"
     path.write_text(gather_case().to_json())
@@ -122,3 +137,14 @@ def test_a_corrupted_file_is_refused_in_one_line_or_still_a_case(at: int, patch:
 )
 def test_any_value_in_any_field_is_refused_in_one_line_or_fits(name: str, value: Any) -> None:
     refused_in_one_line_or_round_trips(json.dumps(gather_case().to_dict() | {name: value}))
+
+
+def test_causal_rows_without_keys_show_the_label_empty() -> None:
+    def queries(**changes: Any) -> set[str]:
+        return {label for name, label in labels(extend_case(**changes)) if name == "query"}
+
+    assert queries(context_lens=[3], query_lens=[5]) == {"empty"}
+    assert queries(context_lens=[0], query_lens=[1]) == {"empty"}
+    assert queries(context_lens=[0], query_lens=[1], causal=False) == {"empty"}
+    assert queries(context_lens=[3], query_lens=[5], causal=False) == {"some"}
+    assert queries(context_lens=[5, 3], query_lens=[5, 1]) == {"full", "one"}

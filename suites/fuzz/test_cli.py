@@ -3,14 +3,27 @@
 from __future__ import annotations
 
 import json
+import os
+import shlex
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from rich.console import Console
 
+from fuzz.campaign.reply import Reply, Status
 from fuzz.case import Case
+from fuzz.check.result import CaseResult, Check, CheckResult
 from fuzz.cli import main
+from fuzz.errors import Stop
+from fuzz.options import duration
+from oracle.verdict import Verdict
 from suites.fuzz.cases import extend_case, gather_case
 
 PLANTED = ["--targets", "suites.fuzz.planted"]
@@ -116,6 +129,161 @@ def test_fuzz_repeats_itself_and_keeps_its_findings(tmp_path: Path, capsys: pyte
     assert main(["replay", str(tmp_path / "a"), *PLANTED, *EMULATOR]) == 1
 
 
+def finding(tmp_path: Path, name: str, **changes: Any) -> Path:
+    path = tmp_path / f"finding-{name}.json"
+    data = {"schema": 1, "target": "planted.gather.clean", "case": gather_case().to_dict()}
+    path.write_text(json.dumps(data | changes))
+    return path
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"schema": 2}, "finding.schema: '2'; allowed: 1"),
+        ({"schema": None}, "finding.schema"),
+        ({"target": "planted.gather.*"}, "'planted.gather.*' is unknown"),
+        ({"target": "planted.gather.nobody"}, "'planted.gather.nobody' is unknown"),
+        ({"target": 3}, "finding.target: '3'"),
+        ({"case": {}}, "case.schema"),
+    ],
+)
+def test_replay_names_what_is_wrong_with_a_finding(
+    changes: dict[str, Any], words: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["replay", str(finding(tmp_path, "x", **changes)), *PLANTED, *EMULATOR]) == 2
+    assert words in one_line(capsys)
+
+
+def test_cases_and_findings_are_told_apart(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["run", str(finding(tmp_path, "x")), *EMULATOR]) == 2
+    assert "this is a finding: use attn-oracle replay" in one_line(capsys)
+    assert main(["replay", write(tmp_path, gather_case()), *EMULATOR]) == 2
+    assert "this is a case: use attn-oracle run" in one_line(capsys)
+
+
+def test_a_finding_outside_what_its_target_declares_is_not_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    stand_in(monkeypatch, lambda index: pytest.fail("it ran"))
+    path = finding(tmp_path, "x", case=gather_case(head_dim=40, v_head_dim=40).to_dict())
+    assert main(["replay", str(path), *PLANTED, *EMULATOR]) == 125
+    assert "unsupported: head_dim 40 is not declared; declared: 32" in capsys.readouterr().out
+
+
+def test_a_bad_file_in_a_folder_hides_no_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    stand_in(monkeypatch, lambda index: FAILED)
+    finding(tmp_path, "a", schema=2)
+    finding(tmp_path, "b")
+    assert main(["replay", str(tmp_path), *PLANTED, *EMULATOR]) == 2
+    captured = capsys.readouterr()
+    assert "planted.gather.clean: fail" in captured.out
+    told = captured.err.splitlines()
+    assert "finding-a.json" in told[0]
+    assert told[-1].endswith("1 of 2 files are no findings of known targets")
+
+
+def test_the_printed_replay_has_what_it_needs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    stand_in(monkeypatch, lambda index: FAILED)
+    assert main([*FUZZ, "--out", str(tmp_path / "my findings")]) == 1
+    line = next(line for line in capsys.readouterr().out.splitlines() if "attn-oracle replay" in line)
+    _, command, path, *options = shlex.split(line)
+    assert command == "replay"
+    assert options == ["--targets", "suites.fuzz.planted", "--engine", "emulator"]
+    assert json.loads(Path(path).read_text())["modules"] == ["suites.fuzz.planted"]
+    assert main(["replay", path, *options]) == 1
+
+
+class StandIn:
+    """In place of a pool: replies that a function makes, without processes."""
+
+    def __init__(self, reply: Callable[[int], dict[str, Any]]) -> None:
+        self.reply = reply
+
+    def __enter__(self) -> StandIn:
+        return self
+
+    def __exit__(self, *error: object) -> None: ...
+
+    def map(self, requests: Iterable[dict[str, Any]], timeout_s: float) -> Iterator[tuple[int, Reply]]:
+        for index, _ in enumerate(requests):
+            yield index, Reply(status=Status.OK, phase="checks", seconds={}, value=self.reply(index))
+
+
+FAILED = CaseResult(checks=(CheckResult(Check.NAN, Verdict.FAIL, "planted"),)).to_dict()
+
+
+def stand_in(monkeypatch: pytest.MonkeyPatch, reply: Callable[[int], dict[str, Any]]) -> None:
+    monkeypatch.setattr("fuzz.commands.open_pool", lambda settings: StandIn(reply))
+
+
+FUZZ = ["fuzz", "planted.gather.clean", *PLANTED, *EMULATOR, "--cases", "4", "--jobs", "1"]
+
+
+def test_findings_are_on_disk_while_the_search_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    kept: list[int] = []
+
+    def reply(index: int) -> dict[str, Any]:
+        kept.append(len(list(tmp_path.glob("finding-*.json"))))
+        return FAILED
+
+    stand_in(monkeypatch, reply)
+    assert main([*FUZZ, "--out", str(tmp_path), "--json"]) == 1
+    assert kept[0] == 0
+    assert kept[1] == 1
+    cases = {f["case"] for f in result(capsys)["targets"]["planted.gather.clean"]["findings"]}
+    assert {str(path) for path in tmp_path.iterdir()} == cases
+
+
+def test_sigterm_ends_a_search_with_what_was_found(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def reply(index: int) -> dict[str, Any]:
+        if index == 2:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return FAILED
+
+    stand_in(monkeypatch, reply)
+    before = signal.getsignal(signal.SIGTERM)
+    assert main([*FUZZ, "--out", str(tmp_path), "--json"]) == 1
+    assert signal.getsignal(signal.SIGTERM) == before
+    captured = capsys.readouterr()
+    assert json.loads(captured.out)["targets"]["planted.gather.clean"]["cases"] == 2
+    assert "interrupted" in captured.err
+
+
+def test_a_folder_that_cannot_be_written_is_told_before_the_first_case(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "file").write_text("")
+    stand_in(monkeypatch, lambda index: pytest.fail("a case ran"))
+    assert main([*FUZZ, "--out", str(tmp_path / "file")]) == 2
+    assert "--out" in one_line(capsys)
+
+
+def test_a_finding_that_cannot_be_kept_is_shown_all_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "out"
+
+    def reply(index: int) -> dict[str, Any]:
+        if index == 0:
+            out.rmdir()
+            out.write_text("in the way")
+        return FAILED
+
+    stand_in(monkeypatch, reply)
+    assert main([*FUZZ, "--out", str(out)]) == 2
+    captured = capsys.readouterr()
+    assert "planted.gather.clean: nan: NEW" in captured.out
+    assert "cannot be written" in captured.err.splitlines()[-1]
+
+
 @pytest.mark.parametrize(
     ("arguments", "code", "words"),
     [
@@ -175,3 +343,100 @@ def test_help_names_every_command(capsys: pytest.CaptureFixture[str]) -> None:
     text = capsys.readouterr().out
     for command in ("doctor", "targets", "certify", "run", "fuzz", "replay", "bench"):
         assert command in text
+
+
+def test_version(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--version"]) == 0
+    assert capsys.readouterr().out.startswith("attn-oracle 0.")
+
+
+@pytest.mark.parametrize(("text", "seconds"), [("90s", 90), ("1.5m", 90), ("2h", 7200), ("7", 7), ("10000000", 1e7)])
+def test_durations(text: str, seconds: float) -> None:
+    assert duration("--time", text) == seconds
+
+
+@pytest.mark.parametrize("text", ["0", "-1", "", "nan", "1e3", "10000001", "9" * 400, "3000h", "1 m"])
+def test_durations_that_are_none(text: str) -> None:
+    with pytest.raises(Stop, match=r"--time: .*at most 10000000 s"):
+        duration("--time", text)
+
+
+def test_the_timeout_reaches_the_pool(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    seen: list[float] = []
+
+    class Noting(StandIn):
+        def map(self, requests: Iterable[dict[str, Any]], timeout_s: float) -> Iterator[tuple[int, Reply]]:
+            seen.append(timeout_s)
+            return super().map(requests, timeout_s)
+
+    monkeypatch.setattr("fuzz.commands.open_pool", lambda settings: Noting(lambda index: FAILED))
+    path = finding(tmp_path, "x")
+    assert main([*FUZZ, "--timeout", "7", "--out", str(tmp_path)]) == 1
+    assert main(["replay", str(path), *PLANTED, *EMULATOR, "--timeout", "2m"]) == 1
+    case = write(tmp_path, gather_case())
+    assert main(["run", case, *PLANTED, *EMULATOR, "--target", "planted.gather.clean", "--timeout", "8"]) == 1
+    assert main([*FUZZ, "--out", str(tmp_path)]) == 1
+    assert seen == [7, 120, 8, 120]
+
+
+def test_a_long_case_is_not_silent(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    said = threading.Event()
+    shown = Console.print
+    monkeypatch.setattr("fuzz.commands.LINE_EVERY_S", 0.01)
+    monkeypatch.setattr(Console, "print", lambda *args, **kwargs: (shown(*args, **kwargs), said.set()))
+
+    def reply(index: int) -> dict[str, Any]:
+        assert index or said.wait(60)
+        return FAILED
+
+    stand_in(monkeypatch, reply)
+    assert main([*FUZZ, "--out", str(tmp_path)]) == 1
+    assert "0 of 4 cases, " in capsys.readouterr().err
+
+
+def start(*arguments: str, **options: Any) -> subprocess.CompletedProcess[str]:
+    code = "import sys; from fuzz.cli import main; sys.exit(main())"
+    command = [sys.executable, "-c", code, *arguments]
+    return subprocess.run(command, stderr=subprocess.PIPE, text=True, check=False, **options)
+
+
+def test_a_full_standard_output_is_one_line() -> None:
+    with open("/dev/full", "w") as full:
+        done = start("targets", stdout=full)
+    assert (done.returncode, done.stderr) == (3, "attn-oracle: standard output: No space left on device\n")
+
+
+def test_a_pipe_that_nobody_reads_is_one_line() -> None:
+    reading, writing = os.pipe()
+    os.close(reading)
+    done = start("--help", stdout=writing)
+    os.close(writing)
+    assert (done.returncode, done.stderr) == (3, "attn-oracle: standard output: Broken pipe\n")
+
+
+def test_a_closed_standard_output_is_one_line() -> None:
+    done = start("--version", preexec_fn=lambda: os.close(1))
+    assert (done.returncode, done.stderr) == (3, "attn-oracle: standard output: closed\n")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code"),
+    [
+        (["--help"], 0),
+        (["fuzz", "--help"], 0),
+        (["fuzz", "--colour"], 2),
+        (["fuzz", "--time", "soon"], 2),
+        (["run", "absent.json"], 2),
+        (["replay", "absent.json"], 2),
+    ],
+)
+def test_what_needs_no_torch_comes_without(arguments: list[str], code: int) -> None:
+    ask = "import sys; from fuzz.cli import main; code = main(); print('torch' in sys.modules); sys.exit(code)"
+    command = [sys.executable, "-c", ask, *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == code
+    assert done.stdout.endswith("False\n")

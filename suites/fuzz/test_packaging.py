@@ -161,6 +161,45 @@ def test_plugin_beside_packages_of_the_same_names(tmp_path: Path) -> None:
     assert "1 passed" in done.stdout
 
 
+def command(folder: Path, first: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """The installed command's start, with `first` before us on PYTHONPATH."""
+    return subprocess.run(
+        [sys.executable, "-P", "-c", "import sys; from attn_oracle_cli import main; sys.exit(main())", *arguments],
+        cwd=folder,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(first), str(ROOT)])},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+def test_command_beside_packages_of_the_same_names(tmp_path: Path) -> None:
+    for package in ("fuzz", "suites", "oracle"):
+        (tmp_path / package).mkdir()
+        (tmp_path / package / "__init__.py").write_text("raise RuntimeError('the wrong one')\n")
+    done = command(tmp_path, tmp_path, "targets")
+    assert done.returncode == 0, done.stderr
+    assert "torch.sdpa" in done.stdout
+
+
+def test_ctrl_c_while_the_command_is_loaded_shows_no_traceback(tmp_path: Path) -> None:
+    (tmp_path / "typer.py").write_text("raise KeyboardInterrupt\n")
+    done = subprocess.run(
+        [
+            sys.executable,
+            "-P",
+            "-c",
+            "import sys; sys.path.insert(0, sys.argv.pop(1)); from attn_oracle_cli import main; sys.exit(main())",
+            str(tmp_path),
+        ],
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (done.returncode, done.stderr) == (130, "")
+
+
 def test_wheel_holds_the_packages_without_our_tests(tmp_path: Path) -> None:
     pytest.importorskip("hatchling", reason="hatchling builds the wheel")
     done = subprocess.run(
@@ -176,7 +215,7 @@ def test_wheel_holds_the_packages_without_our_tests(tmp_path: Path) -> None:
         names = set(archive.namelist())
         metadata = next(name for name in names if name.endswith("entry_points.txt"))
         entry_points = archive.read(metadata).decode()
-    expected = {"attn_oracle_pytest.py"} | {
+    expected = {"attn_oracle_cli.py", "attn_oracle_pytest.py"} | {
         str(path.relative_to(ROOT))
         for room in ("oracle", "fuzz", "suites")
         for path in (ROOT / room).rglob("*.py")
@@ -184,5 +223,5 @@ def test_wheel_holds_the_packages_without_our_tests(tmp_path: Path) -> None:
     }
     assert {name for name in names if name.endswith(".py")} == expected
     assert {"oracle/py.typed", "fuzz/py.typed"} <= names
-    assert "attn-oracle = fuzz.cli:main" in entry_points
+    assert "attn-oracle = attn_oracle_cli:main" in entry_points
     assert "attn_oracle = attn_oracle_pytest" in entry_points

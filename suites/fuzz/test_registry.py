@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import replace
+from importlib.metadata import EntryPoint
 from pathlib import Path
 from typing import Any
 
@@ -52,6 +54,80 @@ def test_a_module_that_lacks_something_names_it(tmp_path: Path, monkeypatch: pyt
     monkeypatch.syspath_prepend(tmp_path)
     with pytest.raises(registry.RegistryError, match="something_that_is_not_there, which is missing"):
         registry.load(["needs_something"])
+
+
+@pytest.mark.parametrize(
+    ("source", "told"),
+    [
+        ("x = 1\nif True print()\n", "line 2: SyntaxError: "),
+        ("\nraise ValueError('a\\nb')\n", "line 2: ValueError: a b"),
+        ("import sys\nsys.exit('no GPU')\n", "line 2: SystemExit: no GPU"),
+        ("from oracle import nothing_of_this_name\n", "line 1: ImportError: cannot import name"),
+        ("import oracle\nimport not_there_at_all\n", "line 2: needs the module not_there_at_all, which is missing"),
+        ("def f():\n    raise RuntimeError\n\nf()\n", "line 2: RuntimeError"),
+        ("import json\n\njson.loads('{')\n", "line 3: JSONDecodeError: "),
+        (MODULE.format(name="a b"), "line 4: DeclarationError: declare.kv_gather: name 'a b'"),
+        ("x = 1\n", "declares no target"),
+    ],
+)
+def test_what_a_users_file_raises_is_one_line(source: str, told: str, tmp_path: Path) -> None:
+    path = tmp_path / "mine.py"
+    path.write_text(source)
+    with pytest.raises(registry.RegistryError) as raised:
+        registry.load([str(path)])
+    message = str(raised.value)
+    assert message.startswith(f"--targets {path}: {told}")
+    assert "\n" not in message
+    left = [module for module in sys.modules.values() if getattr(module, "__file__", None) == str(path)]
+    assert not left or told == "declares no target"
+
+
+def test_what_a_users_module_raises_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "broken_when_imported.py").write_text("\n1 / 0\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(registry.RegistryError, match="broken_when_imported: line 2: ZeroDivisionError: division by"):
+        registry.load(["broken_when_imported"])
+
+
+def test_a_module_given_twice_is_loaded_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "given_twice.py"
+    path.write_text(MODULE.format(name="mine.twice"))
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    for names in (["given_twice.py", str(path), "given_twice"], ["given_twice", "given_twice.py", "given_twice"]):
+        assert "mine.twice" in registry.load(names)
+
+
+def test_files_of_one_name_are_two_modules(tmp_path: Path) -> None:
+    paths = [tmp_path / folder / "mine.py" for folder in ("a", "b")]
+    for path in paths:
+        path.parent.mkdir()
+        path.write_text(MODULE.format(name=f"mine.{path.parent.name}"))
+    known = registry.load([str(path) for path in paths])
+    assert known["mine.a"].function.__module__ != known["mine.b"].function.__module__
+
+
+def test_a_broken_entry_point_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "broken_entry.py").write_text("raise OSError('cannot')\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(registry, "entry_points", lambda group: [EntryPoint("theirs", "broken_entry", group)])
+    with pytest.raises(registry.RegistryError, match="entry point theirs: broken_entry: line 1: OSError: cannot"):
+        registry.load()
+
+
+@pytest.mark.parametrize(
+    ("answer", "told"), [(ValueError("no driver"), "ValueError: no driver"), (True, "returned True")]
+)
+def test_an_unavailable_that_fails_is_a_reason(answer: Any, told: str) -> None:
+    def unavailable(engine: Engine) -> Any:
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    declaration = replace(registry.load()["torch.sdpa"], unavailable=unavailable)
+    reason = registry.why_not(declaration, Engine.EMULATOR)
+    assert reason is not None
+    assert told in reason
 
 
 def test_globs() -> None:

@@ -123,4 +123,4 @@ def test_the_sequence_is_pinned() -> None:
     assert blake2b("".join(drawn).encode(), digest_size=8).hexdigest() == PINNED
 
 
-PINNED = "0"
+PINNED = "3b8ffa39f84489f3"

@@ -17,9 +17,11 @@ from rich.text import Text
 
 from fuzz.campaign.pool import Pool
 from fuzz.campaign.run import run_cases
-from fuzz.cli import EngineOption, Jobs, Json, Modules, Seed, guarded
-from fuzz.commands import Exit, Prepared, Stop, duration, finish, parse_engine, prepare, search
+from fuzz.cli import CASE_TIMEOUT, EngineOption, Jobs, Json, Modules, Seed, Timeout, guarded
+from fuzz.commands import Prepared, finish, keeper, parse_engine, prepare, replay_options, search
+from fuzz.errors import Exit, Stop
 from fuzz.ledger import Defect
+from fuzz.options import duration
 from oracle.kinds import Engine
 
 CASES = 400
@@ -38,6 +40,7 @@ def gpu_diff(
     jobs: Jobs = None,
     out: Annotated[Path, typer.Option(metavar="DIR", help="Where findings are kept.")] = Path(".attn-oracle"),
     no_ledger: Annotated[bool, typer.Option("--no-ledger", help="Report known defects as new.")] = False,
+    timeout: Timeout = CASE_TIMEOUT,
     modules: Modules = None,
     as_json: Json = False,
 ) -> None:
@@ -54,16 +57,18 @@ def gpu_diff(
         seed=seed,
         jobs=jobs,
         use_ledger=not no_ledger,
+        timeout_s=duration("--timeout", timeout),
     )
+    kept = keeper(out)
     with prepared.pool() as pool:
         stale = check_ledger(pool, prepared, console)
         campaign = prepared.campaign(cases, max(0.0, time_s - (monotonic() - began)))
-        search(campaign, pool)
+        search(campaign, pool, kept)
     for defect in stale:
         message = f"stale ledger entry {defect.id}: its own case passes; remove the entry or narrow its versions"
         console.print(Text(message, style="red"))
     try:
-        finish(campaign, prepared.skipped, out, as_json)
+        finish(campaign, prepared.skipped, kept, as_json, replay_options(engine, modules or ()))
     except Stop as stop:
         if stale and stop.code is Exit.NOTHING:
             raise Stop(Exit.FINDINGS) from None

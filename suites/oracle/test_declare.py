@@ -9,6 +9,7 @@ import pytest
 from oracle import Convention, Precision, Supports, declare
 from oracle.convention import Window, WindowMeaning
 from oracle.declare import DeclarationError, declaration_of
+from oracle.kinds import Engine
 
 CONVENTION = Convention(source="a test")
 
@@ -104,3 +105,75 @@ def test_precision_by_dtype() -> None:
 def test_precision_is_checked(changes: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match=f"precision.{next(iter(changes))}"):
         Precision(**changes)
+
+
+@pytest.mark.parametrize(
+    ("changes", "allowed"),
+    [
+        ({"dtypes": ()}, "at least one of fp32, bf16"),
+        ({"dtypes": ("float16",)}, "fp32, bf16, fp16"),
+        ({"dtypes": "bf16"}, "a tuple of fp32"),
+        ({"dtypes": ["bf16"]}, "a tuple of fp32"),
+        ({"dtypes": ([],)}, "fp32, bf16, fp16"),
+        ({"kv_dtypes": ("fp8",)}, "e4m3fn"),
+        ({"head_dims": ()}, "at least one of integers from 1 to 4096"),
+        ({"head_dims": 64}, "a tuple of integers from 1 to 4096"),
+        ({"head_dims": ("64",)}, "integers from 1 to 4096"),
+        ({"head_dims": (0,)}, "integers from 1 to 4096"),
+        ({"v_head_dims": (64.0,)}, "integers from 1 to 4096"),
+        ({"page_sizes": (True,)}, "integers from 1 to 4096"),
+        ({"num_kv_heads": ()}, "at least one"),
+        ({"group_sizes": ()}, "at least one"),
+        ({"parts": (65,)}, "integers from 1 to 64"),
+        ({"features": "window"}, "a set of names"),
+        ({"features": ["window"]}, "a set of names"),
+        ({"features": {1}}, "a set of names"),
+        ({"max_query_len": 0}, "an integer, 1 up; None"),
+        ({"deterministic": 1}, "True, False"),
+        ({"archs": "gfx942"}, "a tuple of names"),
+        ({"compiler": 3}, "a distribution's name or None"),
+    ],
+)
+def test_supports_names_the_field_and_what_is_allowed(changes: dict[str, Any], allowed: str) -> None:
+    with pytest.raises(DeclarationError) as raised:
+        Supports(**changes)
+    message = str(raised.value)
+    assert message.startswith(f"supports.{next(iter(changes))}: ")
+    assert allowed in message
+    assert "\n" not in message
+
+
+def test_a_plain_set_of_features_becomes_a_frozen_one() -> None:
+    supports = Supports(features={"strided"})  # type: ignore[arg-type]
+    assert supports.features == frozenset({"strided"})
+    assert hash(supports) == hash(Supports(features=frozenset({"strided"})))
+
+
+@pytest.mark.parametrize(
+    ("changes", "allowed"),
+    [
+        ({"convention": "my README"}, "a Convention"),
+        ({"supports": {"dtypes": ("bf16",)}}, "a Supports or None"),
+        ({"precision": "exact"}, "a Precision, a mapping"),
+        ({"precision": {"bf16": 3}}, "a Precision, a mapping"),
+        ({"precision": {"half": Precision()}}, "fp32, bf16"),
+        ({"engines": ()}, "Engine.CUDA"),
+        ({"engines": Engine.CUDA}, "a tuple of Engine.CUDA"),
+        ({"engines": ("cuda",)}, "Engine.CUDA"),
+        ({"unavailable": "no GPU"}, "returns a reason or None"),
+        ({"task": "local"}, "IndexTask.LOCAL"),
+        ({"reset": 1}, "a function without parameters"),
+        ({"name": 3}, "dotted words"),
+    ],
+)
+def test_arguments_name_the_field_and_what_is_allowed(changes: dict[str, Any], allowed: str) -> None:
+    with pytest.raises(DeclarationError) as raised:
+        declare.kv_gather(**({"name": "x", "convention": CONVENTION} | changes))
+    message = str(raised.value)
+    assert message.startswith(f"declare.kv_gather: {next(iter(changes))}")
+    assert allowed in message
+
+
+def test_only_functions_are_declared() -> None:
+    with pytest.raises(DeclarationError, match="allowed: a function"):
+        declare.kv_gather(name="x", convention=CONVENTION)(3)  # type: ignore[type-var]

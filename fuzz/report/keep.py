@@ -1,0 +1,87 @@
+"""Findings on disk, each written as soon as it is found: whatever ends the process, they are there."""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from fuzz.campaign.finding import Finding
+from fuzz.campaign.run import HarnessError
+from fuzz.report.summary import fault
+
+
+class Keeper:
+    """One file in ``folder`` for each distinct finding, ``finding-ID.json``, and for each failure of our own code.
+
+    A finding with a smaller case takes the place of the one that it makes superfluous, if that is this run's.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.failure: OSError | None = None
+        """the first file that could not be written"""
+        self._shown: dict[tuple[str | None, ...], Finding] = {}
+        self._written: set[str] = set()
+        self._older: set[str] = set()
+        self._errors = 0
+
+    def open(self) -> None:
+        """Make the folder. Raises ``OSError`` where it cannot be made or nothing can be written to it."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=self.folder) as probe:
+            probe.write(b"x")
+
+    def keep(self, findings: Iterable[Finding]) -> None:
+        """Write what is new, or shows a fault on a smaller case. Never raises ``OSError``: see ``failure``."""
+        for finding in findings:
+            before = self._shown.get(fault(finding))
+            if before is not None and before.size <= finding.size:
+                continue
+            if not self._write(_file(finding), finding.to_dict()):
+                continue
+            self._shown[fault(finding)] = finding
+            if before is not None and before.id != finding.id:
+                self._remove(_file(before))
+
+    def keep_error(self, error: HarnessError) -> None:
+        """Write a failure of our own code."""
+        self._write(f"harness-{self._errors}.json", error.to_dict())
+        self._errors += 1
+
+    @property
+    def paths(self) -> dict[str, str]:
+        """The file of each finding that was written, by the finding's id."""
+        found = {finding.id: self.folder / _file(finding) for finding in self._shown.values()}
+        return {key: str(path) for key, path in found.items()}
+
+    def _write(self, name: str, data: dict[str, Any]) -> bool:
+        path = self.folder / name
+        if name not in self._written and path.exists():
+            self._older.add(name)
+        partial = self.folder / f".{name}.{os.getpid()}"
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            # Renamed when complete: a process that is killed leaves no half a file.
+            partial.write_text(json.dumps(data, indent=2) + "\n", encoding="utf-8")
+            partial.replace(path)
+        except OSError as error:
+            self.failure = self.failure or error
+            return False
+        self._written.add(name)
+        return True
+
+    def _remove(self, name: str) -> None:
+        if name in self._older:
+            return
+        try:
+            (self.folder / name).unlink(missing_ok=True)
+        except OSError as error:
+            self.failure = self.failure or error
+
+
+def _file(finding: Finding) -> str:
+    return f"finding-{finding.id}.json"
