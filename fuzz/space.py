@@ -277,7 +277,11 @@ class Space:
         decode = self.declaration.operation is Operation.PAGED_DECODE
         if length == "one" and (query == "some" or (query == "one" and not decode)):
             return "a request has more keys than that many queries of its own"
-        if decode and length == "page-1" and names.get("page_size") == "1":
+        nothing = (length, names.get("page_size")) == ("page-1", "1") or (length, names.get("window")) == (
+            "window-1",
+            "one",
+        )
+        if decode and nothing:
             return "a request has at least one key"
         if names.get("window") == "page" and names.get("page_size") == "1":
             return "a window of one page of one key has the label one"
