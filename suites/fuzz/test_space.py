@@ -50,7 +50,9 @@ def test_drawn_cases_are_supported_and_survive_json(target: Declaration, data: s
     case = data.draw(cases(Space(target)))
     assert unsupported(target, case) is None
     assert case_from_json(case.to_json()) == case
-    assert sum(case.context_lens) <= 2 * 600
+    # The first request may be as long as its boundary class asks; the others fill the rest.
+    assert sum(case.context_lens[1:]) <= 600
+    assert case.context_lens[:1] <= (max(600, 3 * case.page_size),)
     assert case.pool is not Pool.HUGE
 
 
