@@ -51,7 +51,7 @@ def _types() -> dict[torch.dtype, Any]:
         return {dtype.memory: dtype for dtype in dtypes.FLOATS}
     import triton.language as tl
 
-    return {torch.bfloat16: tl.bfloat16, torch.float16: tl.float16, FP8[amd_arch(MI300X)]: tl.float8e4b8}
+    return {torch.bfloat16: tl.bfloat16, torch.float16: tl.float16}
 
 
 def _reduce(output: Tensor, exp_sums: Tensor, *rest: Any, **sizes: int) -> None:
@@ -123,7 +123,7 @@ def _splitting(most: int, kernels: str) -> dict[str, Precision]:
 
 
 PERSISTENT = _splitting(4, "paged_attention_decode_sliding_window, _head_1 and paged_attention_decode_ps_reduce_kernel")
-PARTITIONED = _splitting(8, "paged_attention_decode_v2_gluon_dot_kernel and paged_attention_decode_v2_reduce_kernel")
+PARTITIONED = _splitting(16, "paged_attention_decode_v2_gluon_dot_kernel and paged_attention_decode_v2_reduce_kernel")
 
 
 def _partitions(lengths: Tensor) -> int:
