@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from types import ModuleType
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -100,11 +101,13 @@ def _run_decode(
     v_cache: Tensor,
     kv_indptr: Tensor,
     slots: Tensor,
+    *,
     scale: float,
     sinks: Tensor | None,
     soft_cap: float | None,
     k_descale: Tensor | None,
     v_descale: Tensor | None,
+    window: None,
 ) -> Tensor:
     batch, heads, dim_v = q.shape[0], q.shape[1], v_cache.shape[2]
     out = torch.empty(batch, heads, dim_v, dtype=q.dtype, device=q.device)
@@ -138,22 +141,9 @@ def _no_decode(engine: Engine) -> str | None:
 @declare.paged_decode(
     name="sglang.triton.decode", convention=CONVENTION, precision=PLAIN, supports=SUPPORTS, unavailable=_no_decode
 )
-def decode(
-    q: Tensor,
-    k_cache: Tensor,
-    v_cache: Tensor,
-    kv_indptr: Tensor,
-    slots: Tensor,
-    *,
-    scale: float,
-    sinks: Tensor | None,
-    soft_cap: float | None,
-    k_descale: Tensor | None,
-    v_descale: Tensor | None,
-    window: None,
-) -> Tensor:
+def decode(q: Tensor, k_cache: Tensor, v_cache: Tensor, kv_indptr: Tensor, slots: Tensor, **options: Any) -> Tensor:
     """One key head for each query head."""
-    return _run_decode(q, k_cache, v_cache, kv_indptr, slots, scale, sinks, soft_cap, k_descale, v_descale)
+    return _run_decode(q, k_cache, v_cache, kv_indptr, slots, **options)
 
 
 @declare.paged_decode(
@@ -164,21 +154,10 @@ def decode(
     unavailable=_no_decode,
 )
 def decode_grouped(
-    q: Tensor,
-    k_cache: Tensor,
-    v_cache: Tensor,
-    kv_indptr: Tensor,
-    slots: Tensor,
-    *,
-    scale: float,
-    sinks: Tensor | None,
-    soft_cap: float | None,
-    k_descale: Tensor | None,
-    v_descale: Tensor | None,
-    window: None,
+    q: Tensor, k_cache: Tensor, v_cache: Tensor, kv_indptr: Tensor, slots: Tensor, **options: Any
 ) -> Tensor:
     """Several query heads to a key head."""
-    return _run_decode(q, k_cache, v_cache, kv_indptr, slots, scale, sinks, soft_cap, k_descale, v_descale)
+    return _run_decode(q, k_cache, v_cache, kv_indptr, slots, **options)
 
 
 EXTEND_CONVENTION = replace(
