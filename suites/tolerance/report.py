@@ -114,8 +114,8 @@ def _head(results: Results) -> list[str]:
         "# What the budgets are worth",
         "",
         "Emulated float32 kernels, honest and faulty, on fixed probes; every output is judged by our budgets and by",
-        "the rules of other projects. `python -m suites.tolerance all` remakes everything; each part can be made alone,",
-        "on another machine, and `python -m suites.tolerance report` writes this page of the parts beside it.",
+        "the rules of other projects. `python -m suites.tolerance all` remakes everything; each part can be made",
+        "alone, on another machine, and `python -m suites.tolerance report` writes this page of the parts beside it.",
         "",
         *_table(("part", *MADE), rows),
     ]
