@@ -16,6 +16,8 @@ order of positions; casts whose rounding has no field in `Precision` round to ne
 normalised before they are stored; merge weights and log-sum-exp are float32.
 """
 
+from __future__ import annotations
+
 import math
 from dataclasses import dataclass
 
@@ -23,14 +25,14 @@ import torch
 from torch import Tensor
 
 from oracle.budget.formats import FP32, Format, format_named
-from oracle.budget.growth import UNIT, compound, contraction, gamma
+from oracle.budget.growth import UNIT, compound, contraction, gamma, scatter
 from oracle.precision import Precision, Rounding
 from oracle.rounding import round_to, widen
 
 _LOG2E = math.log2(math.e)
-_DIVISION = 10
+DIVISION = 10
 """Roundings of the final division or multiplication by a reciprocal, and of descales of the values."""
-_MERGE = 4
+MERGE = 4
 """Roundings of weighting one partial result and normalising."""
 _CAP = 3
 """Roundings of dividing by the cap, and of multiplying by it and by log2(e)."""
@@ -95,48 +97,90 @@ def _format(name: str | None, input_dtype: str) -> Format | None:
     return None if name is None else format_named(name, input_dtype)
 
 
-def bound_rows(rows: Rows, arithmetic: Arithmetic, lse_includes_sink: bool) -> tuple[Tensor, Tensor]:
-    """Bounds on the errors of out [h, r, e] and lse [h, r] before they are rounded to their dtypes."""
-    s, logit_error = _logits(rows, arithmetic)
-    weights = _Weights.of(rows, arithmetic, s, logit_error)
+@dataclass(frozen=True, eq=False)
+class Judged:
+    """What the worst case found, for the probable bound to start from."""
+
+    logits: Logits
+    weights: Weights
+    rounding: Tensor
+    values: Values
+    sums: Sums
+    out: Tensor
+    lse: Tensor
+
+
+def bound_rows(rows: Rows, arithmetic: Arithmetic, lse_includes_sink: bool) -> Judged:
+    """Bounds on the errors of out [h, r, e] and lse [h, r, 1] before they are rounded to their dtypes."""
+    logits = logits_of(rows, arithmetic)
+    weights = Weights.of(rows, arithmetic, logits.value, logits.error)
     rounding = _p_rounding(weights, arithmetic)
-    sums = _Sums.of(rows, weights, rounding, arithmetic)
+    values = Values.of(rows.v, rows.count)
+    sums = Sums.of(values, weights, rounding, arithmetic)
     out = _out_bound(rows, weights, sums, arithmetic)
     lse = _lse_bound(weights, sums, arithmetic, lse_includes_sink)
     # Not a number: infinite logits or errors, about which nothing can be said.
-    return out.nan_to_num(nan=math.inf, posinf=math.inf), lse.nan_to_num(nan=math.inf, posinf=math.inf).squeeze(-1)
+    out, lse = (x.nan_to_num(nan=math.inf, posinf=math.inf) for x in (out, lse))
+    return Judged(logits, weights, rounding, values, sums, out, lse)
 
 
-def _logits(rows: Rows, a: Arithmetic) -> tuple[Tensor, Tensor]:
-    """Logits [h, r, n], -inf where a key has no weight, and bounds on their errors."""
+@dataclass(frozen=True, eq=False)
+class Logits:
+    """Logits of one block and their errors, all [h, r, n].
+
+    value: -inf where a key has no weight. error: bound on all of the error. width, systematic: the part of the error
+    that roundings of this key alone make has mean 0 and this half-width (as `growth.scatter` has it), what is left is
+    at most `systematic`.
+    """
+
+    value: Tensor
+    error: Tensor
+    width: Tensor
+    systematic: Tensor
+
+
+def logits_of(rows: Rows, a: Arithmetic) -> Logits:
+    """The logits of a block. Errors of casting the query, of scales and descales act on all keys alike."""
     p = a.precision
     q, k_t = rows.q * rows.q_factor, rows.k.transpose(1, 2)
     s = (q @ k_t).mul_(rows.k_factor)
-    k_size = k_t.abs()
-    size = q.abs() @ k_size
-    cast_error = torch.zeros(())
+    k_size, k_factor = k_t.abs(), rows.k_factor.abs()
+    q_size = q.abs()
+    fixed = torch.zeros(()).to(s)
     if a.q_cast is not None:
-        cast_error = (_cast_error(rows.q, a.q_cast, a) * rows.q_factor.abs()) @ k_size
-        size += cast_error
-        cast_error = cast_error.mul_(rows.k_factor.abs())
-    size *= rows.k_factor.abs()
-    dim = rows.q.shape[2]
-    growth = float(contraction(p.qk, torch.tensor(float(dim), dtype=torch.float64)))
+        moved = _cast_error(rows.q, a.q_cast, a) * rows.q_factor.abs()
+        fixed = (moved @ k_size).mul_(k_factor)
+        q_size += moved
+    size = (q_size @ k_size).mul_(k_factor)
+    terms = torch.tensor(float(rows.q.shape[2]), dtype=torch.float64)
     product = 0.0 if a.product is None else a.product.unit_roundoff
-    relative = compound(product, growth, p.scale_error, _DESCALE * UNIT)
+    relative = compound(product, float(contraction(p.qk, terms)), p.scale_error, _DESCALE * UNIT)
+    width, bias = (float(x) for x in scatter(p.qk, terms))
+    square = (size * width).square_()
+    if product:
+        square += (q_size.square() @ k_t.square()).mul_((k_factor * product).square())
+    width_of_key = square.sqrt_().mul_(1 + relative)
     smallest = 2 * a.tiny + (0.0 if a.product is None else a.absolute(a.product))
-    unit_of_product = rows.q_factor.abs() * rows.k_factor.abs()
-    error = (size * relative).add_(cast_error.to(size)).add_((1 + unit_of_product) * (2 * dim * smallest))
+    unit_of_product = rows.q_factor.abs() * k_factor
+    fixed = fixed + (1 + unit_of_product) * (2 * rows.q.shape[2] * smallest)
+    error = (size * relative).add_(fixed)
+    systematic = (size * compound(bias, p.scale_error, _DESCALE * UNIT)).add_(fixed)
     error = _round_logit(s, error, 1 + unit_of_product, a)
+    systematic = _round_logit(s, systematic, 1 + unit_of_product, a)
     largest = min(a.logit.max, FP32.max, FP32.max if a.product is None else a.product.max)
     # Products are formed before scaling, or of scaled queries: either may underflow or overflow.
     error.masked_fill_(size > largest * unit_of_product.clamp(max=1.0), math.inf)
     if rows.soft_cap is not None:
+        slope = 1 - ((s.abs() - error).clamp_(min=0.0) / rows.soft_cap).tanh_().square_()
+        width_of_key.mul_(slope)
+        _, systematic = _soft_cap(s, systematic, rows.soft_cap, p.tanh_error)
         s, error = _soft_cap(s, error, rows.soft_cap, p.tanh_error)
         error = _round_logit(s, error, 1 + unit_of_product, a)
+        systematic = _round_logit(s, systematic, 1 + unit_of_product, a)
     error.masked_fill_((s.abs() + error) * _LOG2E > a.logit.max, math.inf)
     s.masked_fill_(rows.hidden, -math.inf)
-    return s, error.masked_fill_(s == -math.inf, 0.0)
+    absent = s == -math.inf
+    return Logits(s, *(x.masked_fill_(absent, 0.0) for x in (error, width_of_key, systematic)))
 
 
 def _cast_error(x: Tensor, fmt: Format, a: Arithmetic) -> Tensor:
@@ -162,7 +206,7 @@ def _soft_cap(s: Tensor, error: Tensor, cap: float, tanh_error: float) -> tuple[
 
 
 @dataclass(frozen=True, eq=False)
-class _Weights:
+class Weights:
     """Softmax weights and the errors of their logarithms, over all n keys; columns [h, r, 1] belong to rows.
 
     p: of the visible keys without the sink, summing to 1. excess, deficit: p (e^eps - 1) and p (1 - e^-eps).
@@ -184,7 +228,7 @@ class _Weights:
     full_lse: Tensor
 
     @staticmethod
-    def of(rows: Rows, a: Arithmetic, s: Tensor, logit_error: Tensor) -> "_Weights":
+    def of(rows: Rows, a: Arithmetic, s: Tensor, logit_error: Tensor) -> Weights:
         no_weight = s == -math.inf
         largest = s.amax(-1, keepdim=True)
         # Rows without any weight are exact, and left out by the caller: any finite number does.
@@ -197,7 +241,7 @@ class _Weights:
         full_lse = lse if rows.sinks is None else torch.logaddexp(lse, rows.sinks)
         size = s.abs().masked_fill_(no_weight, 0.0)
         below = (top - s).masked_fill_(no_weight, 0.0)
-        error = _exponential(size, below, top, logit_error, a)
+        error = exponential(size, below, top, logit_error, a)
         highest = (s + error).amax(-1, keepdim=True).sub_(largest).clamp_(min=0.0)
         depth = below + error + highest
         error += a.rescales * a.exp_error + _merge_error(size, below, top, full_lse, a)
@@ -206,9 +250,9 @@ class _Weights:
         if rows.sinks is not None:
             sink = (rows.sinks - full_lse).exp_()
             size, below = rows.sinks.abs(), top - rows.sinks
-            sink_error = _exponential(size, below, top, torch.zeros_like(sink), a)
+            sink_error = exponential(size, below, top, torch.zeros_like(sink), a)
             sink_error = sink_error + a.rescales * a.exp_error + _merge_error(size, below, top, full_lse, a)
-        return _Weights(
+        return Weights(
             p=p,
             excess=error.expm1().mul_(p),
             deficit=error.neg_().expm1_().neg_().mul_(p),
@@ -223,7 +267,7 @@ class _Weights:
         )
 
 
-def _exponential(size: Tensor, below: Tensor, top: Tensor, logit_error: Tensor, a: Arithmetic) -> Tensor:
+def exponential(size: Tensor, below: Tensor, top: Tensor, logit_error: Tensor, a: Arithmetic) -> Tensor:
     """Error of the logarithm of exp(s - top), formed in one step or in several, whose sizes add up."""
     k = a.precision.exp_argument_roundings
     error = (logit_error * 2).add_(size).add_(below).mul_(k * UNIT).add_(logit_error)
@@ -231,19 +275,23 @@ def _exponential(size: Tensor, below: Tensor, top: Tensor, logit_error: Tensor, 
 
 
 def _merge_error(size: Tensor, below: Tensor, top: Tensor, full_lse: Tensor, a: Arithmetic) -> Tensor | float:
-    """Error of the logarithms of the weights that partial results are merged with.
+    """Error of the logarithms of the weights that partial results are merged with, one after the other."""
+    if not a.merges:
+        return 0.0
+    return merge_level(size, below, top, full_lse, a) + sum(a.merges) * (a.exp_error + 2 * UNIT)
+
+
+def merge_level(size: Tensor, below: Tensor, top: Tensor, full_lse: Tensor, a: Arithmetic) -> Tensor:
+    """That error, of partial results that are merged at once.
 
     A partial result that holds the key has a log-sum-exp between the key's logit and that of the whole row.
     """
-    if not a.merges:
-        return 0.0
     k = a.precision.exp_argument_roundings
     largest = torch.maximum(size, torch.maximum(top.abs(), full_lse.abs()))
-    level = a.log_error(below) + largest * ((_LSE + 2 * k) * UNIT)
-    return level * len(a.merges) + sum(a.merges) * (a.exp_error + 2 * UNIT)
+    return (a.log_error(below) + largest * ((_LSE + 2 * k) * UNIT)) * len(a.merges)
 
 
-def _p_rounding(weights: _Weights, a: Arithmetic) -> Tensor:
+def _p_rounding(weights: Weights, a: Arithmetic) -> Tensor:
     """Bound eta [h, r, n] on the relative error of casting weights for the second product.
 
     A weight is formed against a running maximum, between its own logit and the row's largest: at most 1, and
@@ -265,7 +313,7 @@ def _p_rounding(weights: _Weights, a: Arithmetic) -> Tensor:
 
 
 @dataclass(frozen=True, eq=False)
-class _Sums:
+class Sums:
     """Sums over the keys: spread, rounded, size [h, r, e]; excess, deficit, weight, common [h, r, 1].
 
     spread: sum of p (e^eps - 1) |v - o|. rounded: what casting weights does to the numerator.
@@ -283,10 +331,8 @@ class _Sums:
     out: Tensor
 
     @staticmethod
-    def of(rows: Rows, weights: _Weights, rounding: Tensor, a: Arithmetic) -> "_Sums":
-        v = rows.v
-        out = (weights.p @ v) * weights.share
-        values = _Values.of(v, rows.count)
+    def of(values: Values, weights: Weights, rounding: Tensor, a: Arithmetic) -> Sums:
+        out = (weights.p @ values.v) * weights.share
         grown = weights.p + weights.excess
         excess = weights.excess.sum(-1, keepdim=True)
         in_sum = a.precision.row_sum_of_rounded_p
@@ -300,7 +346,7 @@ class _Sums:
                 spread = values.spread(moved, cast, size, out)
                 rounded = spread if in_sum else torch.maximum(spread, rounded)
             size = size + grown @ values.size
-        return _Sums(
+        return Sums(
             spread=values.spread(weights.excess, excess, weights.excess @ values.size, out),
             rounded=rounded,
             size=size,
@@ -313,9 +359,10 @@ class _Sums:
 
 
 @dataclass(frozen=True, eq=False)
-class _Values:
+class Values:
     """Values as the sums need them: |v|, and v and its square about the mean, which keeps digits."""
 
+    v: Tensor
     mean: Tensor
     size: Tensor
     centred: Tensor
@@ -323,26 +370,30 @@ class _Values:
     count: Tensor
 
     @staticmethod
-    def of(v: Tensor, count: Tensor) -> "_Values":
+    def of(v: Tensor, count: Tensor) -> Values:
         mean = v.mean(1, keepdim=True)
         centred = v - mean
-        return _Values(mean, v.abs(), centred, centred.square(), count)
+        return Values(v, mean, v.abs(), centred, centred.square(), count)
 
     def spread(self, w: Tensor, total: Tensor, size: Tensor, out: Tensor) -> Tensor:
         """Bound on sum_j w_j |v_j - o| by Cauchy-Schwarz, or from the sums of w and of w |v| if less."""
+        return torch.minimum((total * self.spread_square(w, out, total)).sqrt_(), size + out.abs() * total)
+
+    def spread_square(self, w: Tensor, out: Tensor, total: Tensor | None = None) -> Tensor:
+        """Bound on sum_j w_j (v_j - o)^2."""
+        total = w.sum(-1, keepdim=True) if total is None else total
         o = out - self.mean
         first, second = w @ self.centred, w @ self.squared
-        square = second - 2 * o * first + o.square() * total
         lost = (second + o.square() * total) * ((self.count + 4) * 2.0**-50)
-        return torch.minimum((total * (square.clamp_(min=0.0) + lost)).sqrt_(), size + out.abs() * total)
+        return (second - 2 * o * first + o.square() * total).clamp_(min=0.0) + lost
 
 
-def _out_bound(rows: Rows, weights: _Weights, sums: _Sums, a: Arithmetic) -> Tensor:
+def _out_bound(rows: Rows, weights: Weights, sums: Sums, a: Arithmetic) -> Tensor:
     o = sums.out.abs()
     numerator, denominator = _sum_errors(a)
-    partial, partial_absolute = _partial_rounding(rows, a)
+    partial, partial_absolute = partial_rounding(rows, a)
     linear = compound(numerator, partial)
-    denominator = denominator + _normalisation(weights, a)
+    denominator = denominator + normalisation(weights, a)
     steps = rows.count * (a.rescales + 2) + sum(a.merges) + 8
     underflow = a.tiny * steps * (1 + rows.reach) + partial_absolute * 2
     error = weights.share * (sums.spread + sums.rounded + linear * sums.size) + weights.sink_excess * o
@@ -356,17 +407,17 @@ def _out_bound(rows: Rows, weights: _Weights, sums: _Sums, a: Arithmetic) -> Ten
 def _sum_errors(a: Arithmetic) -> tuple[Tensor, Tensor]:
     """Relative errors [r, 1] of accumulating numerators, and of the row sum."""
     p = a.precision
-    levels = sum(a.merges) + _MERGE * len(a.merges)
+    levels = sum(a.merges) + MERGE * len(a.merges)
     values = contraction(p.pv, a.count, a.rescales + 1)
-    numerator = compound(values, gamma(2 * a.rescales + 1 + _DIVISION + levels))
+    numerator = compound(values, gamma(2 * a.rescales + 1 + DIVISION + levels))
     weights = gamma(a.count)
     if p.row_sum_of_rounded_p is not False:
         # Rounded weights may be summed by the matrix unit, as one more column of the values.
         weights = torch.maximum(weights, values)
-    return torch.as_tensor(numerator), torch.as_tensor(compound(weights, gamma(2 * a.rescales + _MERGE + levels)))
+    return torch.as_tensor(numerator), torch.as_tensor(compound(weights, gamma(2 * a.rescales + MERGE + levels)))
 
 
-def _partial_rounding(rows: Rows, a: Arithmetic) -> tuple[Tensor, float]:
+def partial_rounding(rows: Rows, a: Arithmetic) -> tuple[Tensor, float]:
     """Relative error [h, r, e] of storing partial results, and the absolute one below the normal range.
 
     Magnitudes of partial results, weighted, add up to at most the sum of p |v|. A rank casts its result, and
@@ -385,7 +436,7 @@ def _partial_rounding(rows: Rows, a: Arithmetic) -> tuple[Tensor, float]:
     return torch.full_like(rows.reach, relative).masked_fill_(too_large, math.inf), absolute
 
 
-def _normalisation(weights: _Weights, a: Arithmetic) -> Tensor | float:
+def normalisation(weights: Weights, a: Arithmetic) -> Tensor | float:
     """Error of normalising by exp(lse_i - lse) in merges: that of the log-sum-exp."""
     if not a.merges:
         return 0.0
@@ -395,7 +446,7 @@ def _normalisation(weights: _Weights, a: Arithmetic) -> Tensor | float:
     return (level * len(a.merges)).expm1()
 
 
-def _lse_bound(weights: _Weights, sums: _Sums, a: Arithmetic, includes_sink: bool) -> Tensor:
+def _lse_bound(weights: Weights, sums: Sums, a: Arithmetic, includes_sink: bool) -> Tensor:
     """[h, r, 1]. The logarithm of the sum's relative error, and the error of the logarithm itself."""
     _, denominator = _sum_errors(a)
     lse = weights.full_lse if includes_sink else weights.lse
@@ -408,6 +459,10 @@ def _lse_bound(weights: _Weights, sums: _Sums, a: Arithmetic, includes_sink: boo
     above = up.log1p() + denominator.log1p()
     # log1p gives NaN beyond -1, which the caller reads as no bound.
     below = -(-down).log1p() - (-denominator).log1p()
+    return torch.maximum(above, below) + final_lse_error(weights, lse, a)
+
+
+def final_lse_error(weights: Weights, lse: Tensor, a: Arithmetic) -> Tensor:
+    """Error of the logarithm of the sum, and of adding the maximum to it."""
     size = torch.maximum(lse.abs(), weights.top.abs())
-    final = a.log_error((lse - weights.top).abs()) + size * (_LSE * UNIT)
-    return torch.maximum(above, below) + final
+    return a.log_error((lse - weights.top).abs()) + size * (_LSE * UNIT)

@@ -4,12 +4,15 @@ A kernel beyond it is wrong, or its precision is described wrongly: no rounding 
 reaches it, whatever the data. `oracle.budget.rows` has the derivation; here problems are cut into blocks.
 """
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
+from oracle.budget.bounds import Bounds, Budgets
+from oracle.budget.chance import probable_rows
 from oracle.budget.formats import format_named
 from oracle.budget.rows import Arithmetic, Rows, bound_rows
 from oracle.masking import key_order, key_ranges
@@ -18,22 +21,6 @@ from oracle.problem import Descale, Problem
 
 _CPU_LOGITS = 1 << 18
 _GPU_LOGITS = 1 << 24
-
-
-@dataclass(frozen=True, eq=False)
-class Bounds:
-    """What a kernel's result may differ from the oracle's by, before it is rounded to its output dtype.
-
-    out: float64 [Tq, Hq, D_v], absolute; inf where nothing can be promised, 0 in rows without a visible key.
-    lse: float64 [Tq, Hq], absolute, natural units.
-    reach: float64 [Tq, Hq, D_v], the largest |v| over the row's visible keys: so large a bound says nothing.
-    keys: int64 [Tq], how many keys each query sees.
-    """
-
-    out: Tensor
-    lse: Tensor
-    reach: Tensor
-    keys: Tensor
 
 
 def worst_case(
@@ -54,22 +41,94 @@ def worst_case(
     """
     format_named(input_dtype)
     precision = precision or Precision()
-    shape = (problem.q.shape[0], problem.q_heads, problem.dim_v)
-    out = torch.zeros(shape, dtype=torch.float64, device=problem.device)
-    bounds = Bounds(
-        out, torch.zeros_like(out[..., 0]), torch.zeros_like(out), out.new_zeros(shape[0], dtype=torch.int64)
-    )
+    bounds = _empty(problem)
     limit = block_logits or (_CPU_LOGITS if problem.device.type == "cpu" else _GPU_LOGITS)
     for index in range(problem.requests):
         request, start = _Request.of(problem, index), problem.q_starts[index]
         bounds.keys[start : problem.q_starts[index + 1]] = request.hi - request.lo
         for span, rows in request.blocks(limit):
             tokens = slice(start + span.start, start + span.stop)
-            error, lse_error = bound_rows(rows, Arithmetic(precision, input_dtype, rows.count), lse_includes_sink)
-            bounds.out[tokens] = _by_token(error.masked_fill_(rows.count == 0, 0.0), problem.group)
-            bounds.lse[tokens] = _by_token(lse_error.masked_fill_(rows.count.squeeze(1) == 0, 0.0), problem.group)
-            bounds.reach[tokens] = _by_token(rows.reach, problem.group)
+            found = bound_rows(rows, Arithmetic(precision, input_dtype, rows.count), lse_includes_sink)
+            _write(bounds, tokens, rows, found.out, found.lse, problem.group)
     return bounds
+
+
+def _write(bounds: Bounds, tokens: slice, rows: Rows, out: Tensor, lse: Tensor, group: int) -> None:
+    empty = rows.count == 0
+    bounds.out[tokens] = _by_token(out.masked_fill(empty, 0.0), group)
+    bounds.lse[tokens] = _by_token(lse.masked_fill(empty, 0.0).squeeze(-1), group)
+    bounds.reach[tokens] = _by_token(rows.reach, group)
+
+
+def _empty(problem: Problem) -> Bounds:
+    """Bounds of rows without a key."""
+    shape = (problem.q.shape[0], problem.q_heads, problem.dim_v)
+    out = torch.zeros(shape, dtype=torch.float64, device=problem.device)
+    return Bounds(out, torch.zeros_like(out[..., 0]), torch.zeros_like(out), out.new_zeros(shape[0], dtype=torch.int64))
+
+
+def budgets(
+    problem: Problem,
+    precision: Precision | None = None,
+    *,
+    input_dtype: str,
+    lse_includes_sink: bool = False,
+    confidence: float = 6.5,
+    block_logits: int | None = None,
+) -> Budgets:
+    """Both bounds at once, as `worst_case` has them; `oracle.budget.chance` says what the probable one assumes.
+
+    confidence: see `Budgets`; `confidence_for` finds it. Raises ValueError as `worst_case`, and if it is not above 0.
+    """
+    if not confidence > 0:
+        raise ValueError(f"confidence: {confidence}; above 0")
+    format_named(input_dtype)
+    precision = precision or Precision()
+    worst, probable = _empty(problem), _empty(problem)
+    limit = block_logits or (_CPU_LOGITS if problem.device.type == "cpu" else _GPU_LOGITS)
+    for index in range(problem.requests):
+        request, start = _Request.of(problem, index), problem.q_starts[index]
+        for bounds in (worst, probable):
+            bounds.keys[start : problem.q_starts[index + 1]] = request.hi - request.lo
+        for span, rows in request.blocks(limit):
+            tokens = slice(start + span.start, start + span.stop)
+            arithmetic = Arithmetic(precision, input_dtype, rows.count)
+            found = bound_rows(rows, arithmetic, lse_includes_sink)
+            _write(worst, tokens, rows, found.out, found.lse, problem.group)
+            out, lse = probable_rows(rows, found, arithmetic, confidence, lse_includes_sink)
+            _write(probable, tokens, rows, out, lse, problem.group)
+    return Budgets(worst, probable, confidence)
+
+
+def probable(
+    problem: Problem,
+    precision: Precision | None = None,
+    *,
+    input_dtype: str,
+    lse_includes_sink: bool = False,
+    confidence: float = 6.5,
+    block_logits: int | None = None,
+) -> Bounds:
+    """The probable bound of `budgets` alone."""
+    return budgets(
+        problem,
+        precision,
+        input_dtype=input_dtype,
+        lse_includes_sink=lse_includes_sink,
+        confidence=confidence,
+        block_logits=block_logits,
+    ).probable
+
+
+def confidence_for(elements: int, risk: float) -> float:
+    """The confidence at which all of `elements` keep to a probable bound, but for a probability of `risk`.
+
+    sqrt(2 ln(2 elements / risk)): 6.5 for a million elements and 1e-3, 7.5 for a thousand million. Raises ValueError
+    unless elements >= 1 and 0 < risk < 1.
+    """
+    if elements < 1 or not 0 < risk < 1:
+        raise ValueError(f"elements and risk: {elements}, {risk}; at least 1, and between 0 and 1")
+    return math.sqrt(2 * math.log(2 * elements / risk))
 
 
 def explain(
@@ -90,7 +149,7 @@ def explain(
 
     def bound(*fields: str) -> float:
         allowed = replace(_NOTHING, **{name: getattr(precision, name) for name in fields})
-        out, _ = bound_rows(rows, Arithmetic(allowed, input_dtype, rows.count), False)
+        out = bound_rows(rows, Arithmetic(allowed, input_dtype, rows.count), False).out
         return float(out[kv_head, member, dim])
 
     shares = {stage: bound(*own, *given) - bound(*given) for stage, (own, given) in _STAGES.items()}
