@@ -17,11 +17,11 @@ from fuzz.case import MAX_TOKENS, Case, CaseError, Prefix, Probe
 from fuzz.check.attention import EMPTY_LSE, NAMES
 from fuzz.instance import Instance, build
 from fuzz.plan import CounterChooser
+from fuzz.probes import unfit
 from fuzz.space import Space
 from oracle.attention import Solution, lse_with_sink, solve
-from oracle.budget.judge import Tally as Judged
-from oracle.budget.judge import judge
-from oracle.budget.worst_case import Bounds, worst_case
+from oracle.budget import Bounds, Budgets, budgets, judge
+from oracle.budget import Tally as Judged
 from oracle.convention import (
     Convention,
     DefaultScale,
@@ -37,6 +37,7 @@ from oracle.declare import Declaration, Supports
 from oracle.kinds import Engine, LseBase, Operation
 from oracle.precision import Precision
 from oracle.problem import Problem
+from oracle.verdict import Verdict
 from suites.tolerance import variants
 from suites.tolerance.believed_right import CONTEXTS, FREE, NATIVE, VARIANTS, Native, Variant
 from suites.tolerance.tallies import Combination, Tally
@@ -49,7 +50,6 @@ _CHAIN = 8192
 """Steps that an emulated kernel may take over one context: they run one after the other."""
 _ATTEMPTS = 24
 """Draws before a combination counts as impossible."""
-PROBES = tuple(probe for probe in Probe if probe is not Probe.BYTES)
 
 
 @dataclass(frozen=True, eq=False)
@@ -161,9 +161,10 @@ def combinations(known: Mapping[str, Kernel]) -> list[Combination]:
     found = []
     for kernel in known.values():
         empty = "empty" in kernel.declaration.supports.features
+        probes = Space(kernel.declaration).dimensions["probe"]
         for context, (low, _) in CONTEXTS.items():
             if low <= kernel.longest and (low or empty):
-                found += [Combination(kernel.precision, probe, context) for probe in PROBES]
+                found += [Combination(kernel.precision, probe, context) for probe in map(str, probes)]
     return found
 
 
@@ -182,18 +183,18 @@ def draw_case(kernel: Kernel, combination: Combination, key: int, device: str) -
     for attempt in range(_ATTEMPTS):
         chooser = CounterChooser(key, attempt, pins)
         try:
-            case = sized(space.draw(chooser), kernel, combination.context, chooser, device)
+            case = sized(space.draw(chooser), kernel, combination, chooser, device)
         except CaseError:
             continue
-        if case.probe == combination.probe:
+        if unfit(case) is None:
             return case
     return None
 
 
-def sized(case: Case, kernel: Kernel, context: str, chooser: CounterChooser, device: str) -> Case:
-    """The case with requests of the context class, and about `ELEMENTS` elements of out."""
+def sized(case: Case, kernel: Kernel, combination: Combination, chooser: CounterChooser, device: str) -> Case:
+    """The case with the combination's probe, requests of its context class, and about `ELEMENTS` elements of out."""
     supports, decode = kernel.declaration.supports, case.operation is Operation.PAGED_DECODE
-    low, high = CONTEXTS[context]
+    low, high = CONTEXTS[combination.context]
     high = min(high, kernel.longest)
     rows = -(-ELEMENTS // case.v_head_dim)
     kv_heads, group = case.num_kv_heads, case.group_size
@@ -215,6 +216,7 @@ def sized(case: Case, kernel: Kernel, context: str, chooser: CounterChooser, dev
         lengths = (queries,) * requests
     return replace(
         case,
+        probe=Probe(combination.probe),
         seed=chooser.integer("case_seed", 0, (1 << 31) - 1),
         context_lens=contexts,
         query_lens=lengths,
@@ -242,12 +244,11 @@ def draw_choices(variant: Variant, case: Case) -> variants.Choices:
 # ------------------------------------------------------------------ judging
 
 
-def bounds_of(outcome: Outcome) -> dict[str, Bounds]:
-    """The bounds that an outcome is judged by, the tightest first."""
+def budgets_of(outcome: Outcome) -> Budgets:
+    """Both bounds, as they are shipped: the confidence is the default."""
     convention = outcome.convention
     counts_sink = convention is not None and convention.lse_includes_sink
-    found = worst_case(outcome.problem, outcome.precision, input_dtype=outcome.dtype, lse_includes_sink=counts_sink)
-    return {"worst_case": found}
+    return budgets(outcome.problem, outcome.precision, input_dtype=outcome.dtype, lse_includes_sink=counts_sink)
 
 
 def solution_of(outcome: Outcome) -> Solution:
@@ -259,58 +260,48 @@ def solution_of(outcome: Outcome) -> Solution:
 
 
 def evaluate(outcome: Outcome) -> Tally:
-    """Judge every element by every bound."""
-    solution, all_bounds = solution_of(outcome), bounds_of(outcome)
-    convention = outcome.convention
-    tally = Tally(cases=1)
-    failing: dict[str, bool] = {}
-    for name, bounds in all_bounds.items():
-        judgement = judge(
-            outcome.out,
-            outcome.lse,
-            solution,
-            bounds,
-            out_dtype=NAMES[outcome.out.dtype],
-            precision=outcome.precision,
-            expected_empty_out=None if convention and convention.empty_out is not EmptyOut.ZERO else 0.0,
-            expected_empty_lse=EMPTY_LSE[convention.empty_lse] if convention else -math.inf,
-            lse_base=convention.lse_base if convention else LseBase.NATURAL,
-        )
-        failing[name] = _count(tally, name, "out", judgement.out)
-        if judgement.lse is not None:
-            failing[name] |= _count(tally, name, "lse", judgement.lse)
-        if len(failing) == 1:
-            _count_elements(tally, judgement.out, judgement.lse)
-    first = next(iter(all_bounds))
-    tally.suspect_cases = int(failing[first] and not failing["worst_case"])
-    tally.suspect = tally.alarms.get(f"{first}.out", 0) - tally.alarms.get("worst_case.out", 0)
-    _count_errors(tally, outcome, solution, all_bounds[first])
+    """Judge every element by both bounds."""
+    solution, found, convention = solution_of(outcome), budgets_of(outcome), outcome.convention
+    judgement = judge(
+        outcome.out,
+        outcome.lse,
+        solution,
+        found,
+        out_dtype=NAMES[outcome.out.dtype],
+        precision=outcome.precision,
+        expected_empty_out=None if convention and convention.empty_out is not EmptyOut.ZERO else 0.0,
+        expected_empty_lse=EMPTY_LSE[convention.empty_lse] if convention else -math.inf,
+        lse_base=convention.lse_base if convention else LseBase.NATURAL,
+    )
+    out, lse = judgement.out, judgement.lse
+    tally = Tally(
+        cases=1,
+        vacuous_cases=int(judgement.verdict is Verdict.VACUOUS),
+        suspect_cases=int(judgement.verdict is Verdict.SUSPECT),
+        elements=out.elements,
+        vacuous=out.vacuous,
+        suspect=out.suspects,
+        worst=[out.worst.ratio] if out.worst else [],
+    )
+    _count_alarms(tally, "out", out)
+    if lse is not None:
+        tally.lse_elements, tally.lse_vacuous = lse.elements, lse.vacuous
+        tally.lse_worst = [lse.worst.ratio] if lse.worst else []
+        _count_alarms(tally, "lse", lse)
+    if outcome.wide is not None:
+        _count_errors(tally, outcome.wide, solution, found.probable)
     return tally
 
 
-def _count(tally: Tally, bound: str, tensor: str, judged: Judged) -> bool:
-    if judged.failures:
-        tally.alarms[f"{bound}.{tensor}"] = judged.failures
-    return bool(judged.failures)
+def _count_alarms(tally: Tally, tensor: str, judged: Judged) -> None:
+    for bound, count in (("probable", judged.failures + judged.suspects), ("worst_case", judged.failures)):
+        if count:
+            tally.alarms[f"{bound}.{tensor}"] = count
 
 
-def _count_elements(tally: Tally, out: Judged, lse: Judged | None) -> None:
-    tally.elements, tally.vacuous = out.elements, out.vacuous
-    tally.vacuous_cases = int(2 * out.vacuous > out.elements)
-    if out.worst is not None:
-        tally.worst = [out.worst.ratio]
-    if lse is not None:
-        tally.lse_elements, tally.lse_vacuous = lse.elements, lse.vacuous
-        if lse.worst is not None:
-            tally.lse_worst = [lse.worst.ratio]
-
-
-def _count_errors(tally: Tally, outcome: Outcome, solution: Solution, bounds: Bounds) -> None:
-    """Errors before the rounding of the output, which a target's results do not show: theirs count as they are."""
-    if outcome.wide is None:
-        return
-    ratio = (outcome.wide.double() - solution.out).abs() / bounds.out
+def _count_errors(tally: Tally, wide: Tensor, solution: Solution, bounds: Bounds) -> None:
+    """Errors as they are before the output is rounded, which hides most of them: what the bound is about."""
+    ratio = (wide.double() - solution.out).abs() / bounds.out
     said = (bounds.out > 0) & (bounds.out < bounds.reach) & ratio.isfinite()
     tally.count_ratios(ratio[said])
-    if bool(said.any()):
-        tally.worst = [float(ratio[said].max())]
+    tally.worst = [float(ratio[said].max())] if bool(said.any()) else []
