@@ -96,6 +96,18 @@ class Probe(StrEnum):
     GATE = "gate"
     DEEP_NEGATIVE = "deep_negative"
     DEEP_NEGATIVE_UNCAPPED = "deep_negative_uncapped"
+    RAMP = "ramp"
+    VALUE_NEEDLE = "value_needle"
+    SIGNATURES = "signatures"
+    INTEGERS = "integers"
+    CANCELLING = "cancelling"
+    OUTLIERS = "outliers"
+    NEAR_TIES = "near_ties"
+    HUGE_SCALE = "huge_scale"
+    TINY_SCALE = "tiny_scale"
+    SINK_NEAR_LSE = "sink_near_lse"
+    UNEQUAL_DESCALES = "unequal_descales"
+    FP8_EDGES = "fp8_edges"
 
 
 class Prefix(StrEnum):

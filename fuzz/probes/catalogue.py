@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-from fuzz.case import Case, CaseError, Probe
+from fuzz.case import Case, CaseError, Probe, Sink
 from fuzz.features import labels
 from fuzz.probes import deep, needle, plain_designs, uniform
 from fuzz.probes.assemble import DESIGNED_SINKS
 from fuzz.probes.geometry import Geometry
 from fuzz.probes.model import Design, Fault, Inputs
+from oracle.convention import Granularity
+
+SOME_DESCALE = (Granularity.TENSOR.value, Granularity.HEAD.value)
+FP8 = ("e4m3fn", "e4m3fnuz", "e5m2", "e5m2fnuz")
 
 DESIGNS: dict[Probe, Design] = {
     design.probe: design
@@ -95,6 +99,53 @@ DESIGNS: dict[Probe, Design] = {
             needs=DESIGNED_SINKS | {"soft_cap": ("off",)},
             refuses=deep.no_depth,
         ),
+        Design(
+            Probe.RAMP,
+            plain_designs.ramp,
+            (Fault.RESCALE, Fault.CAUSAL, Fault.STALE_SLOT, Fault.SOFT_CAP, Fault.LOGIT_PRECISION),
+            needs=DESIGNED_SINKS,
+            refuses=plain_designs.no_ramp,
+        ),
+        Design(
+            Probe.VALUE_NEEDLE,
+            uniform.value_needle,
+            (Fault.KEY_SET, Fault.WINDOW, Fault.CAUSAL, Fault.STALE_SLOT, Fault.SPLIT_EDGE, Fault.SINK),
+            needs=DESIGNED_SINKS,
+            refuses=uniform.no_code,
+            exact_weights=True,
+        ),
+        Design(
+            Probe.SIGNATURES,
+            uniform.signatures,
+            (Fault.HEAD_MAP, Fault.WRONG_PAGE, Fault.MERGE, Fault.SINK, Fault.CHANNELS),
+            needs=DESIGNED_SINKS,
+            refuses=uniform.no_code,
+            exact_weights=True,
+        ),
+        Design(
+            Probe.INTEGERS,
+            uniform.integers,
+            (Fault.ACCUMULATION, Fault.WEIGHT_PRECISION, Fault.KEY_SET, Fault.STALE_SLOT, Fault.NORMALISATION),
+            exact_weights=True,
+        ),
+        Design(Probe.CANCELLING, plain_designs.cancelling, (Fault.ACCUMULATION, Fault.KEY_SET, Fault.WEIGHT_PRECISION)),
+        Design(Probe.OUTLIERS, plain_designs.outliers, (Fault.LOGIT_PRECISION, Fault.ACCUMULATION, Fault.CHANNELS)),
+        Design(Probe.NEAR_TIES, plain_designs.near_ties, (Fault.WEIGHT_PRECISION, Fault.ACCUMULATION, Fault.RESCALE)),
+        Design(Probe.HUGE_SCALE, plain_designs.huge_scale, (Fault.OVERFLOW, Fault.ACCUMULATION)),
+        Design(Probe.TINY_SCALE, plain_designs.tiny_scale, (Fault.UNDERFLOW,)),
+        Design(
+            Probe.SINK_NEAR_LSE,
+            plain_designs.sink_near_lse,
+            (Fault.SINK, Fault.MERGE),
+            needs={"sinks": (Sink.NORMAL.value,)},
+        ),
+        Design(
+            Probe.UNEQUAL_DESCALES,
+            plain_designs.unequal_descales,
+            (Fault.DESCALE, Fault.HEAD_MAP),
+            needs={"k_descale": SOME_DESCALE, "v_descale": SOME_DESCALE},
+        ),
+        Design(Probe.FP8_EDGES, plain_designs.fp8_edges, (Fault.FP8_FORMAT, Fault.OVERFLOW), needs={"kv_dtype": FP8}),
     )
 }
 """The designs for attention. Other operations know the probes normal, and copies also bytes."""

@@ -9,7 +9,7 @@ from fuzz.probes.assemble import assemble, k_shape, loud, q_shape, silent, sinks
 from fuzz.probes.exact import power_above
 from fuzz.probes.geometry import Geometry
 from fuzz.probes.model import Inputs
-from fuzz.probes.needle import noise
+from fuzz.probes.noise import noise
 from fuzz.probes.plain import normal
 from fuzz.probes.stream import Stream
 from oracle.rounding import round_to, widen
@@ -83,5 +83,5 @@ def no_deep_negative(geometry: Geometry) -> str | None:
 def no_depth(geometry: Geometry) -> str | None:
     """Why the numbers of a case leave no room for logits of -130, or None."""
     if geometry.amplitudes(DEPTH) is None:
-        return f"no product of one channel reaches {DEPTH:g} nats at this scale and these dtypes"
+        return geometry.no_amplitude(DEPTH)
     return None

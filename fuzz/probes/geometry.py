@@ -26,6 +26,12 @@ def largest(dtype_name: str) -> float:
     return FORMAT_OF_DTYPE[dtype].max if dtype in FORMAT_OF_DTYPE else float(torch.finfo(dtype).max)
 
 
+def smallest_normal(dtype_name: str) -> float:
+    """Smallest positive number of a dtype with all its bits."""
+    dtype = DTYPES[dtype_name]
+    return FORMAT_OF_DTYPE[dtype].smallest_normal if dtype in FORMAT_OF_DTYPE else float(torch.finfo(dtype).tiny)
+
+
 @dataclass(frozen=True, eq=False)
 class Geometry:
     """An attention case, seen by a design. Keys are counted through all requests, rows likewise."""
@@ -41,9 +47,9 @@ class Geometry:
 
     @cached_property
     def factor(self) -> Tensor:
-        """Logit over q . stored k, before the cap, for each kv head: float64 [Hkv]."""
+        """Logit over q . stored k, before the cap: float64 [1, Hkv], or [Tk, Hkv] where descales are of tokens."""
         descale = descale_of(self.case, Role.K)
-        ones = torch.ones(self.case.num_kv_heads, dtype=torch.float64)
+        ones = torch.ones(1, self.case.num_kv_heads, dtype=torch.float64)
         return ones * self.scale if descale is None else ones * descale.double() * self.scale
 
     @cached_property
@@ -73,8 +79,12 @@ class Geometry:
         """``amplitudes`` where a probe has been found to fit. Raises ValueError where they do not exist."""
         found = self.amplitudes(logit)
         if found is None:
-            raise ValueError(f"no product of one channel reaches {logit:g} nats at this scale and these dtypes")
+            raise ValueError(self.no_amplitude(logit))
         return found
+
+    def no_amplitude(self, logit: float) -> str:
+        """What to say where ``amplitudes`` finds none."""
+        return f"no product of one channel reaches {logit:g} nats at this scale and these dtypes"
 
     # ----------------------------------------------------- rows and keys
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from dataclasses import dataclass
 from fractions import Fraction
@@ -10,10 +9,11 @@ from fractions import Fraction
 import torch
 from torch import Tensor
 
-from fuzz.probes.assemble import assemble, k_shape, loud, q_shape, sinks_near, v_shape
-from fuzz.probes.exact import log, power_above, uncapped
+from fuzz.probes.assemble import assemble, loud, sinks_near, v_shape
+from fuzz.probes.exact import log, uncapped
 from fuzz.probes.geometry import Geometry
 from fuzz.probes.model import Inputs
+from fuzz.probes.noise import noise
 from fuzz.probes.plain import normal, signs
 from fuzz.probes.stream import Stream
 from fuzz.probes.watch import WATCHED, Edges, watched
@@ -91,18 +91,8 @@ def no_needle_poison(geometry: Geometry) -> str | None:
     if geometry.case.head_dim < LEAST_DIM:
         return f"its channels take a head_dim of {LEAST_DIM}"
     if geometry.amplitudes(POISON_LOGIT) is None:
-        return f"no product of one channel reaches {POISON_LOGIT:g} nats at this scale and these dtypes"
+        return geometry.no_amplitude(POISON_LOGIT)
     return None
-
-
-def noise(geometry: Geometry, first: int) -> tuple[Tensor, Tensor]:
-    """Normal q and k from channel ``first`` on, 0 before; logits spread by 0.3 to 0.6."""
-    case = geometry.case
-    q, k = normal(case, Stream.Q, q_shape(case)), normal(case, Stream.K, k_shape(case))
-    spread = float(geometry.factor.abs().max()) * math.sqrt(max(case.head_dim - first, 1))
-    q *= 2.0 ** -power_above(spread / 0.6)
-    q[..., :first], k[..., :first] = 0.0, 0.0
-    return q, k
 
 
 def _needles(rows: list[Edges]) -> list[tuple[int, int, int]]:

@@ -63,6 +63,11 @@ def descale_of(case: Case, role: Role) -> Tensor | None:
     if granularity is Granularity.NONE:
         return None
     count = 1 if granularity is Granularity.TENSOR else case.num_kv_heads
+    if case.probe is Probe.UNEQUAL_DESCALES:
+        # 2**-3 to 2**3 times an odd number of eighths: neighbours are at least a factor of 4 apart.
+        step = torch.arange(count) * 3 + philox.uniform_int(case.seed, stream, (1,), 0, 7)
+        eighths = 9 + 2 * philox.uniform_int(case.seed, Stream.PICKS, (count,), 0, 4)
+        return eighths.float() / 8 * torch.tensor([2.0**e for e in range(-3, 4)], dtype=torch.float32)[step % 7]
     # 0.5 to 1.5 in steps of 1/128, never 1.
     drawn = philox.uniform_int(case.seed, stream, (count,), 0, 127)
     return (64 + drawn + (drawn >= 64)).float() / 128

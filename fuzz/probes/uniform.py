@@ -6,7 +6,8 @@ import torch
 from torch import Tensor
 
 from fuzz.probes.assemble import assemble, k_shape, loud, q_shape, silent, sinks_near, v_shape
-from fuzz.probes.geometry import BLOCK, Geometry
+from fuzz.probes.exact import power_above
+from fuzz.probes.geometry import BLOCK, Geometry, largest
 from fuzz.probes.model import Inputs
 from fuzz.probes.plain import signs
 from fuzz.probes.stream import Stream
@@ -87,10 +88,89 @@ def gate(geometry: Geometry) -> Inputs:
     )
 
 
+def value_needle(geometry: Geometry) -> Inputs:
+    """Equal weights; each channel of V is one named key's: the output reads the weights of those keys."""
+    case = geometry.case
+    # The others whisper: a channel whose key a row does not see should still say something of the row.
+    v = signs(case, Stream.SIGNS, v_shape(case)) / 8
+    named = _named_keys(geometry)
+    most = min(largest(case.kv_dtype), largest(case.dtype)) / 4
+    for request, keys in named.items():
+        # About the number of keys, so that a weight reads as a number near 1.
+        loudness = 2.0 ** min(power_above(geometry.most_keys[request]), power_above(most) - 1)
+        heads = torch.arange(case.num_kv_heads)[:, None]
+        v[keys, heads, torch.arange(case.v_head_dim)] = loudness
+    return assemble(
+        geometry,
+        q=torch.zeros(q_shape(case), dtype=torch.float64),
+        v=v,
+        sink=sinks_near(geometry, 0.0),
+        unused=lambda n: (silent(case, n), loud(case, n)),
+    )
+
+
+def _named_keys(geometry: Geometry) -> dict[int, Tensor]:
+    """The key that each channel names, for each request with keys: int64 [Hkv, D_v], through all requests.
+
+    Those at the edges of watched rows come first, at most half of the channels; the others lie evenly over the
+    context, elsewhere for each head. A short context has keys with several channels.
+    """
+    case = geometry.case
+    boundary, request_of = boundary_keys(geometry), geometry.key_request
+    offsets = philox.uniform_int(case.seed, Stream.BLOCKS, (len(case.context_lens), case.num_kv_heads, 1), 0, 1 << 30)
+    found = {}
+    for request, length in enumerate(case.context_lens):
+        if not length:
+            continue
+        own = boundary[request_of[boundary] == request][: case.v_head_dim // 2]
+        rest = case.v_head_dim - len(own)
+        spread = (torch.arange(rest) * length // rest + offsets[request]) % length
+        found[request] = torch.cat([own.expand(case.num_kv_heads, -1), geometry.key_starts[request] + spread], dim=1)
+    return found
+
+
+def signatures(geometry: Geometry) -> Inputs:
+    """Equal weights; some channels of V spell the kv head, the others name the page; sinks tell query heads apart."""
+    case = geometry.case
+    spelled = head_channels(case.v_head_dim)
+    page, pages = geometry.blocks(geometry.page)
+    v = signs(case, Stream.SIGNS, (pages, case.num_kv_heads, case.v_head_dim))[page]
+    number = torch.arange(case.num_kv_heads) + 1
+    v[..., :spelled] = 1.0 - 2.0 * ((number[:, None] >> torch.arange(spelled)) & 1).double()
+    return assemble(
+        geometry,
+        q=torch.zeros(q_shape(case), dtype=torch.float64),
+        v=v,
+        sink=sinks_near(geometry, 0.0),
+        unused=lambda n: (silent(case, n), loud(case, n)),
+    )
+
+
+def head_channels(v_head_dim: int) -> int:
+    """How many of the first channels of ``signatures`` spell the number of the kv head, from 1, in binary."""
+    return min(10, v_head_dim // 4)
+
+
+def integers(geometry: Geometry) -> Inputs:
+    """Small integers whose products add up exactly, to the same logit for every key; V of small integers too."""
+    case = geometry.case
+    pairs = case.head_dim // 2
+    q, k = torch.zeros(q_shape(case), dtype=torch.float64), torch.zeros(k_shape(case), dtype=torch.float64)
+    # Two channels of a query are alike, those of a key opposite: any order of adding gives 0, through sums that
+    # are not. Then one more in one channel of every key lifts the logit off 0.
+    alike = philox.uniform_int(case.seed, Stream.Q, (*q.shape[:2], pairs), 1, 4).double()
+    opposite = philox.uniform_int(case.seed, Stream.K, (*k.shape[:2], pairs), -4, 5).double()
+    q[..., 0 : 2 * pairs : 2], q[..., 1 : 2 * pairs : 2] = alike, alike
+    k[..., 0 : 2 * pairs : 2], k[..., 1 : 2 * pairs : 2] = opposite, -opposite
+    k[..., 0] += 1.0
+    v = philox.uniform_int(case.seed, Stream.V, v_shape(case), -8, 9).double()
+    return assemble(geometry, q=q, k=k, v=v, unused=lambda n: (silent(case, n), loud(case, n)))
+
+
 def no_gate(geometry: Geometry) -> str | None:
     """Why the numbers of a case leave no room for a gate, or None."""
     if geometry.amplitudes(NOTHING) is None:
-        return f"no product of one channel reaches {NOTHING:g} nats at this scale and these dtypes"
+        return geometry.no_amplitude(NOTHING)
     return None
 
 
