@@ -5,20 +5,25 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
+from functools import cache
 from hashlib import blake2b
 from typing import Any
 
 from torch import Tensor
 
+from fuzz import engine as engines
 from fuzz import registry
 from fuzz.buffers import Poison
 from fuzz.call import call
 from fuzz.case import MAX_TOKENS, Case, CaseError, Prefix, Probe
 from fuzz.check.attention import EMPTY_LSE, NAMES
+from fuzz.commands import built_in_ledger
 from fuzz.instance import Instance, build
+from fuzz.ledger import Defect
 from fuzz.plan import CounterChooser
 from fuzz.probes import unfit
 from fuzz.space import Space
+from fuzz.versions import versions
 from oracle.attention import Solution, lse_with_sink, solve
 from oracle.budget import Bounds, Budgets, budgets, judge
 from oracle.budget import Tally as Judged
@@ -186,9 +191,20 @@ def draw_case(kernel: Kernel, combination: Combination, key: int, device: str) -
             case = sized(space.draw(chooser), kernel, combination, chooser, device)
         except CaseError:
             continue
-        if unfit(case) is None:
+        if unfit(case) is None and not _known_defect(kernel.declaration.name, case):
             return case
     return None
+
+
+@cache
+def _ledger() -> tuple[Defect, ...]:
+    present = versions()
+    return tuple(entry for entry in built_in_ledger() if entry.applies(engines.current(), present))
+
+
+def _known_defect(target: str, case: Case) -> bool:
+    """Whether the ledger says that the target gets this wrong: then nobody believes that it is right."""
+    return any(entry.matches(target, check, entry.diagnosis, case) for entry in _ledger() for check in entry.checks)
 
 
 def sized(case: Case, kernel: Kernel, combination: Combination, chooser: CounterChooser, device: str) -> Case:
