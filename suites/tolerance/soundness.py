@@ -9,7 +9,6 @@ always one of the combination with the fewest elements. Results add up: a run wh
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 import tempfile
@@ -28,6 +27,7 @@ from fuzz.options import duration
 from fuzz.versions import versions
 from oracle.kinds import Engine
 from suites.tolerance.believed_right import digest
+from suites.tolerance.files import read, write
 from suites.tolerance.tallies import Combination, Tally, row, total
 from suites.tolerance.trials import combinations, draw_case, evaluate, kernels, key_of
 
@@ -111,21 +111,9 @@ def _identity(run: dict[str, Any]) -> tuple[Any, ...]:
 def load(path: Path) -> Results:
     """Results of a file. Raises `Stop` naming it."""
     try:
-        return Results.from_dict(json.loads(path.read_text(encoding="utf-8")))
-    except OSError as error:
-        raise Stop(Exit.USAGE, f"{path}: cannot be read: {error.strerror}") from None
-    except ValueError:
-        raise Stop(Exit.USAGE, f"{path}: not JSON") from None
+        return Results.from_dict(read(path))
     except Stop as error:
-        raise Stop(error.code, f"{path}: {error}") from None
-
-
-def save(results: Results, path: Path) -> None:
-    """Write the file in one step, so that it is never half there."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    part = path.with_name(path.name + ".part")
-    part.write_text(json.dumps(results.to_dict(), separators=(",", ":")) + "\n", encoding="utf-8")
-    os.replace(part, path)
+        raise Stop(error.code, f"{path}: {str(error).removeprefix(f'{path}: ')}") from None
 
 
 # -------------------------------------------------------------------- search
@@ -169,9 +157,9 @@ class Campaign:
                 told = now
                 print(self.line(), file=sys.stderr, flush=True)
                 if out is not None:
-                    save(self.results, out)
+                    write(out, self.results.to_dict())
         if out is not None:
-            save(self.results, out)
+            write(out, self.results.to_dict())
         return self.results
 
     def thinnest(self) -> Combination | None:
@@ -268,7 +256,7 @@ def _in_processes(device: str, seed: int, seconds: float, jobs: int, out: Path |
     if out is not None:
         if out.exists():
             results.add(load(out))
-        save(results, out)
+        write(out, results.to_dict())
     return results
 
 
@@ -334,7 +322,7 @@ def soundness(
         if add:
             results = merge(add)
             if out is not None:
-                save(results, out)
+                write(out, results.to_dict())
         else:
             results = run(device, seed, duration("--time", time_), jobs=jobs, shard=_shard(shard), out=out)
     except Expected as error:
