@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from oracle.attention import lse_with_sink, solve
+from oracle.budget import explain, worst_case
 from oracle.budget.bounds import Bounds
-from oracle.budget.worst_case import explain, worst_case
 from oracle.precision import Accumulation, MatrixUnit, Precision, Rounding
 from oracle.problem import Problem
 from suites.oracle.budget.inputs import problem
