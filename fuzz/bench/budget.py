@@ -10,7 +10,7 @@ from fuzz.bench.report import WORST_CASE, WORST_CASE_CUDA, Figure
 from fuzz.bench.timing import nothing, ratio, shown, take_turns, threads
 from oracle import philox
 from oracle.attention import solve
-from oracle.budget.worst_case import worst_case
+from oracle.budget import worst_case
 from oracle.precision import Precision
 from oracle.problem import Problem
 from oracle.rounding import round_to

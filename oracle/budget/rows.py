@@ -24,9 +24,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from oracle.budget.formats import FP32, Format, format_named
+from oracle.budget.arithmetic import Arithmetic
+from oracle.budget.blocks import FLOOR, Rows, slack_of
+from oracle.budget.formats import FP32, Format
 from oracle.budget.growth import UNIT, compound, contraction, gamma, scatter
-from oracle.precision import Precision, Rounding
+from oracle.precision import Rounding
 from oracle.rounding import round_to, widen
 
 _LOG2E = math.log2(math.e)
@@ -43,85 +45,30 @@ _DESCALE = 2
 
 
 @dataclass(frozen=True, eq=False)
-class Rows:
-    """h kv heads, r rows (queries times heads of the group), n keys; all float64.
-
-    q [h, r, d], k [h, n, d]: as the caller gave them; q_factor [h | 1, r | 1, 1] (the scale included) and
-    k_factor [h | 1, 1, n | 1] scale them.
-    v [h, n, e]: descaled, finite. hidden: bool [r, n], True where a key is not visible.
-    count [r, 1]: how many keys are.
-    reach [h, r, e]: largest |v| over the visible keys. sinks [h, r, 1] or None.
-    """
-
-    q: Tensor
-    k: Tensor
-    v: Tensor
-    q_factor: Tensor
-    k_factor: Tensor
-    hidden: Tensor
-    count: Tensor
-    reach: Tensor
-    sinks: Tensor | None
-    soft_cap: float | None
-
-
-class Arithmetic:
-    """A `Precision` read for rows with `count` visible keys: formats resolved, operations counted."""
-
-    def __init__(self, precision: Precision, input_dtype: str, count: Tensor) -> None:
-        self.precision = precision
-        self.q_cast = _format(precision.q_cast, input_dtype)
-        self.product = _format(precision.qk_product, input_dtype)
-        self.logit = format_named(precision.logit_dtype, input_dtype)
-        self.p = _format(precision.p_dtype, input_dtype)
-        self.partial = format_named(precision.partial_dtype, input_dtype)
-        self.rank = format_named(precision.rank_dtype, input_dtype)
-        self.reduce = format_named(precision.reduce_dtype, input_dtype)
-        self.count = count
-        self.rescales = ((count - 1) / precision.tile).ceil().clamp(min=0)
-        """How often the running maximum can change: steps that n neighbouring keys can touch, less one."""
-        self.exp_error = -math.log1p(-precision.exp_error) if precision.exp_error < 1 else math.inf
-        self.merges = [n for n in (precision.max_splits, precision.ranks) if n > 1]
-        """How many partial results are merged at each level."""
-        self.tiny = FP32.absolute_error(precision.flush_subnormals)
-
-    def absolute(self, fmt: Format) -> float:
-        return fmt.absolute_error(self.precision.flush_subnormals)
-
-    def log_error(self, size: Tensor) -> Tensor:
-        """Error of the logarithm of a sum of `count` terms at most 1, or of one with |logarithm| <= size."""
-        return self.precision.log_error * torch.maximum(size, self.count.clamp(min=math.e).log())
-
-
-def _format(name: str | None, input_dtype: str) -> Format | None:
-    return None if name is None else format_named(name, input_dtype)
-
-
-@dataclass(frozen=True, eq=False)
 class Judged:
     """What the worst case found, for the probable bound to start from."""
 
     logits: Logits
     weights: Weights
     rounding: Tensor
-    values: Values
-    sums: Sums
     out: Tensor
     lse: Tensor
 
 
-def bound_rows(rows: Rows, arithmetic: Arithmetic, lse_includes_sink: bool) -> Judged:
-    """Bounds on the errors of out [h, r, e] and lse [h, r, 1] before they are rounded to their dtypes."""
-    logits = logits_of(rows, arithmetic)
+def bound_rows(rows: Rows, arithmetic: Arithmetic, lse_includes_sink: bool, chance: bool = False) -> Judged:
+    """Bounds on the errors of out [m, r, e] and lse [m, r, 1] before they are rounded to their dtypes.
+
+    chance: with what the probable bound needs.
+    """
+    logits = logits_of(rows, arithmetic, chance)
     weights = Weights.of(rows, arithmetic, logits.value, logits.error)
     rounding = _p_rounding(weights, arithmetic)
-    values = Values.of(rows.v, rows.count)
-    sums = Sums.of(values, weights, rounding, arithmetic)
+    sums = Sums.of(rows, weights, rounding, arithmetic)
     out = _out_bound(rows, weights, sums, arithmetic)
     lse = _lse_bound(weights, sums, arithmetic, lse_includes_sink)
     # Not a number: infinite logits or errors, about which nothing can be said.
     out, lse = (x.nan_to_num(nan=math.inf, posinf=math.inf) for x in (out, lse))
-    return Judged(logits, weights, rounding, values, sums, out, lse)
+    return Judged(logits, weights, rounding, out, lse)
 
 
 @dataclass(frozen=True, eq=False)
@@ -139,48 +86,68 @@ class Logits:
     systematic: Tensor
 
 
-def logits_of(rows: Rows, a: Arithmetic) -> Logits:
-    """The logits of a block. Errors of casting the query, of scales and descales act on all keys alike."""
+def logits_of(rows: Rows, a: Arithmetic, chance: bool) -> Logits:
+    """The logits of a block. chance: width and systematic too.
+
+    Errors of casting the query, of scales and of descales act on all keys alike.
+    """
     p = a.precision
-    q, k_t = rows.q * rows.q_factor, rows.k.transpose(1, 2)
-    s = (q @ k_t).mul_(rows.k_factor)
-    k_size, k_factor = k_t.abs(), rows.k_factor.abs()
-    q_size = q.abs()
-    fixed = torch.zeros(()).to(s)
+    q = rows.q * rows.q_factor
+    s = (q @ rows.k.transpose(1, 2)).mul_(rows.k_factor)
+    q_size, k_factor = q.abs(), rows.k_factor.abs()
+    fixed: Tensor | float = 0.0
     if a.q_cast is not None:
         moved = _cast_error(rows.q, a.q_cast, a) * rows.q_factor.abs()
-        fixed = (moved @ k_size).mul_(k_factor)
-        q_size += moved
-    size = (q_size @ k_size).mul_(k_factor)
+        fixed = _product_sums(moved, rows, 1) * k_factor
+        q_size = q_size + moved
+    size = _product_sums(q_size, rows, 1).mul_(k_factor)
     terms = torch.tensor(float(rows.q.shape[2]), dtype=torch.float64)
     product = 0.0 if a.product is None else a.product.unit_roundoff
     relative = compound(product, float(contraction(p.qk, terms)), p.scale_error, _DESCALE * UNIT)
-    width, bias = (float(x) for x in scatter(p.qk, terms))
-    square = (size * width).square_()
-    if product:
-        square += (q_size.square() @ k_t.square()).mul_((k_factor * product).square())
-    width_of_key = square.sqrt_().mul_(1 + relative)
     smallest = 2 * a.tiny + (0.0 if a.product is None else a.absolute(a.product))
     unit_of_product = rows.q_factor.abs() * k_factor
-    fixed = fixed + (1 + unit_of_product) * (2 * rows.q.shape[2] * smallest)
+    fixed = (1 + unit_of_product) * (2 * rows.q.shape[2] * smallest) + fixed
     error = (size * relative).add_(fixed)
-    systematic = (size * compound(bias, p.scale_error, _DESCALE * UNIT)).add_(fixed)
+    width, systematic = torch.zeros(()), torch.zeros(())
+    if chance:
+        spread, bias = (float(x) for x in scatter(p.qk, terms))
+        width = size * spread
+        if product:
+            square = _product_sums(q_size, rows, 2).mul_((k_factor * product).square())
+            width = width.square_().add_(square).sqrt_()
+        width.mul_(1 + relative)
+        systematic = (size * compound(bias, p.scale_error, _DESCALE * UNIT)).add_(fixed)
+        systematic = _round_logit(s, systematic, 1 + unit_of_product, a)
     error = _round_logit(s, error, 1 + unit_of_product, a)
-    systematic = _round_logit(s, systematic, 1 + unit_of_product, a)
     largest = min(a.logit.max, FP32.max, FP32.max if a.product is None else a.product.max)
     # Products are formed before scaling, or of scaled queries: either may underflow or overflow.
     error.masked_fill_(size > largest * unit_of_product.clamp(max=1.0), math.inf)
     if rows.soft_cap is not None:
-        slope = 1 - ((s.abs() - error).clamp_(min=0.0) / rows.soft_cap).tanh_().square_()
-        width_of_key.mul_(slope)
-        _, systematic = _soft_cap(s, systematic, rows.soft_cap, p.tanh_error)
+        if chance:
+            width *= 1 - ((s.abs() - error).clamp_(min=0.0) / rows.soft_cap).tanh_().square_()
+            capped, systematic = _soft_cap(s, systematic, rows.soft_cap, p.tanh_error)
+            systematic = _round_logit(capped, systematic, 1 + unit_of_product, a)
         s, error = _soft_cap(s, error, rows.soft_cap, p.tanh_error)
         error = _round_logit(s, error, 1 + unit_of_product, a)
-        systematic = _round_logit(s, systematic, 1 + unit_of_product, a)
     error.masked_fill_((s.abs() + error) * _LOG2E > a.logit.max, math.inf)
     s.masked_fill_(rows.hidden, -math.inf)
     absent = s == -math.inf
-    return Logits(s, *(x.masked_fill_(absent, 0.0) for x in (error, width_of_key, systematic)))
+    error.masked_fill_(absent, 0.0)
+    if chance:
+        width.masked_fill_(absent, 0.0)
+        systematic.masked_fill_(absent, 0.0)
+    return Logits(s, error, width, systematic)
+
+
+def _product_sums(q: Tensor, rows: Rows, power: int) -> Tensor:
+    """Bounds on the sums over the dimensions of (q |k|)^power, for q [m, r, d] >= 0: float64 [m, r, n]."""
+    work = rows.k_size.dtype
+    unit = q.amax(-1, keepdim=True).clamp_(min=2.0**-500)
+    k = rows.k_size if power == 1 else rows.k_size.square()
+    sums = ((q / unit).pow_(power).to(work) @ k.transpose(1, 2)).double()
+    terms = q.shape[2]
+    lost = terms * FLOOR if work is torch.float32 else 0.0
+    return sums.mul_(1 + slack_of(terms, work)).add_(lost).mul_((unit * rows.k_unit) ** power)
 
 
 def _cast_error(x: Tensor, fmt: Format, a: Arithmetic) -> Tensor:
@@ -331,61 +298,28 @@ class Sums:
     out: Tensor
 
     @staticmethod
-    def of(values: Values, weights: Weights, rounding: Tensor, a: Arithmetic) -> Sums:
-        out = (weights.p @ values.v) * weights.share
-        grown = weights.p + weights.excess
-        excess = weights.excess.sum(-1, keepdim=True)
-        in_sum = a.precision.row_sum_of_rounded_p
+    def of(rows: Rows, weights: Weights, rounding: Tensor, a: Arithmetic) -> Sums:
+        out, in_sum = rows.out, a.precision.row_sum_of_rounded_p
         if a.p is None:
-            rounded, size, cast = torch.zeros_like(out), grown @ values.size, torch.zeros_like(excess)
+            excess, plain = rows.values.sums(weights.excess, weights.p)
+            size, rounded, cast = plain.size + excess.size, torch.zeros_like(out), torch.zeros_like(excess.total)
         else:
-            moved = grown * rounding
-            cast = moved.sum(-1, keepdim=True)
-            rounded = size = moved @ values.size
+            moved = (weights.p + weights.excess).mul_(rounding)
+            excess, plain, moving = rows.values.sums(weights.excess, weights.p, moved)
+            size, rounded, cast = plain.size + excess.size + moving.size, moving.size, moving.total
             if in_sum is not False:
-                spread = values.spread(moved, cast, size, out)
+                spread = moving.spread(out)
                 rounded = spread if in_sum else torch.maximum(spread, rounded)
-            size = size + grown @ values.size
         return Sums(
-            spread=values.spread(weights.excess, excess, weights.excess @ values.size, out),
+            spread=excess.spread(out),
             rounded=rounded,
             size=size,
-            excess=excess,
+            excess=excess.total,
             deficit=weights.deficit.sum(-1, keepdim=True),
-            weight=1 + excess + cast,
+            weight=1 + excess.total + cast,
             common=torch.zeros_like(cast) if in_sum is False else cast,
             out=out,
         )
-
-
-@dataclass(frozen=True, eq=False)
-class Values:
-    """Values as the sums need them: |v|, and v and its square about the mean, which keeps digits."""
-
-    v: Tensor
-    mean: Tensor
-    size: Tensor
-    centred: Tensor
-    squared: Tensor
-    count: Tensor
-
-    @staticmethod
-    def of(v: Tensor, count: Tensor) -> Values:
-        mean = v.mean(1, keepdim=True)
-        centred = v - mean
-        return Values(v, mean, v.abs(), centred, centred.square(), count)
-
-    def spread(self, w: Tensor, total: Tensor, size: Tensor, out: Tensor) -> Tensor:
-        """Bound on sum_j w_j |v_j - o| by Cauchy-Schwarz, or from the sums of w and of w |v| if less."""
-        return torch.minimum((total * self.spread_square(w, out, total)).sqrt_(), size + out.abs() * total)
-
-    def spread_square(self, w: Tensor, out: Tensor, total: Tensor | None = None) -> Tensor:
-        """Bound on sum_j w_j (v_j - o)^2."""
-        total = w.sum(-1, keepdim=True) if total is None else total
-        o = out - self.mean
-        first, second = w @ self.centred, w @ self.squared
-        lost = (second + o.square() * total) * ((self.count + 4) * 2.0**-50)
-        return (second - 2 * o * first + o.square() * total).clamp_(min=0.0) + lost
 
 
 def _out_bound(rows: Rows, weights: Weights, sums: Sums, a: Arithmetic) -> Tensor:
