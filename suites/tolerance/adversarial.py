@@ -221,7 +221,8 @@ def score(candidate: Candidate, device: str) -> Score:
     choices = variants.Choices(**candidate.choices, seed=candidate.seed)
     found = variants.run(problem, choices)
     solution = solve(problem)
-    both = budgets(problem, choices.precision(), input_dtype=_VARIANTS[candidate.variant].dtype)
+    own = _VARIANTS[candidate.variant].dtype
+    both = budgets(problem, choices.precision(), input_dtype=own, solution=solution)
     error = (found.wide.double() - solution.out).abs()
     # The log-sum-exp is float32: what rounding it adds is no error.
     lse_error = (found.lse.double() - solution.lse).abs() - solution.lse.abs() * 2.0**-24

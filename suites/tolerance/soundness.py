@@ -26,7 +26,7 @@ from fuzz.errors import Exit, Expected, Stop
 from fuzz.options import duration
 from fuzz.versions import versions
 from oracle.kinds import Engine
-from suites.tolerance.believed_right import digest
+from suites.tolerance.believed_right import CONTEXTS, digest
 from suites.tolerance.files import read, write
 from suites.tolerance.tallies import Combination, Tally, row, total
 from suites.tolerance.trials import combinations, draw_case, evaluate, kernels, key_of
@@ -34,6 +34,7 @@ from suites.tolerance.trials import combinations, draw_case, evaluate, kernels, 
 SCHEMA = 1
 GOAL = 10_000
 """Elements that are not vacuous, for each combination."""
+LONGEST = CONTEXTS["32k-128k"][1]
 _KEPT = 100
 """Findings and errors that a result keeps in full; all of them are counted."""
 _EVERY_S = 15.0
@@ -122,10 +123,10 @@ def load(path: Path) -> Results:
 class Campaign:
     """One process' share: combination number i belongs to shard i modulo `shards`."""
 
-    def __init__(self, device: str, seed: int, shard: int = 0, shards: int = 1) -> None:
+    def __init__(self, device: str, seed: int, longest: int, shard: int = 0, shards: int = 1) -> None:
         self.device, self.seed = device, seed
         self.kernels, skipped = kernels(DEVICES[device])
-        mine = sorted(combinations(self.kernels), key=lambda c: key_of(seed, *c))
+        mine = sorted(combinations(self.kernels, longest), key=lambda c: key_of(seed, *c))
         self.order = mine[shard::shards]
         self.results = Results(skipped={device: skipped})
         self.run = {
@@ -221,28 +222,31 @@ def run(
     *,
     jobs: int = 1,
     shard: tuple[int, int] = (0, 1),
+    longest: int = LONGEST,
     out: Path | None = None,
 ) -> Results:
     """A campaign in this process, or in `jobs` of them; `shard` (i, n) takes one part of n of the combinations.
 
+    longest: context classes that begin beyond are left out.
+
     Raises `Stop` or `EngineError` if the device cannot be used or `out` holds something else.
     """
     if jobs > 1:
-        return _in_processes(device, seed, seconds, jobs, out)
+        return _in_processes(device, seed, seconds, jobs, longest, out)
     torch.set_num_threads(1)
     engines.start(DEVICES[device])
-    campaign = Campaign(device, seed, *shard)
+    campaign = Campaign(device, seed, longest, *shard)
     if out is not None and out.exists():
         campaign.resume(load(out))
     return campaign.search(time.monotonic() + seconds, out)
 
 
-def _in_processes(device: str, seed: int, seconds: float, jobs: int, out: Path | None) -> Results:
+def _in_processes(device: str, seed: int, seconds: float, jobs: int, longest: int, out: Path | None) -> Results:
     """Shards in processes of their own, whose results are added up."""
     with tempfile.TemporaryDirectory() as folder:
         files = [Path(folder) / f"{i}.json" for i in range(jobs)]
         command = [sys.executable, "-m", "suites.tolerance.soundness", "--device", device, "--seed", str(seed)]
-        command += ["--time", f"{seconds}"]
+        command += ["--time", f"{seconds}", "--longest", str(longest)]
         running = [
             subprocess.Popen([*command, "--shard", f"{i}/{jobs}", "--out", str(file)], stdout=subprocess.DEVNULL)
             for i, file in enumerate(files)
@@ -312,6 +316,7 @@ def soundness(
     seed: Annotated[int, typer.Option(min=0, max=(1 << 62) - 1)] = 1,
     jobs: Annotated[int, typer.Option(min=1, max=256, help="Processes.")] = 1,
     shard: Annotated[str, typer.Option(help="I/N: only this part of the combinations.")] = "0/1",
+    longest: Annotated[int, typer.Option(min=0, help="Leave out classes of longer contexts.")] = LONGEST,
     out: Annotated[Path | None, typer.Option(help="Results; a run goes on from a file that exists.")] = None,
     add: Annotated[list[Path] | None, typer.Option(help="Run nothing: add up these files into --out.")] = None,
 ) -> None:
@@ -324,7 +329,9 @@ def soundness(
             if out is not None:
                 write(out, results.to_dict())
         else:
-            results = run(device, seed, duration("--time", time_), jobs=jobs, shard=_shard(shard), out=out)
+            results = run(
+                device, seed, duration("--time", time_), jobs=jobs, shard=_shard(shard), longest=longest, out=out
+            )
     except Expected as error:
         print(error, file=sys.stderr)
         raise typer.Exit(error.exit_code if not isinstance(error, Stop) else error.code) from None

@@ -12,13 +12,14 @@ from oracle.rounding import round_to, widen
 
 
 def _near_ties(n: int, dim: int) -> Problem:
-    """Keys that are alike in all but one dimension, in which no two of 64 neighbours are."""
+    """Keys that are alike in all but two dimensions, and no two of them in both: n = 64 * 64 logits."""
 
     def normal(stream: int, *shape: int) -> torch.Tensor:
         return philox.normal(7, stream, shape).double()
 
     k = normal(1, 1, 1, dim).expand(n, 1, dim).clone()
     k[..., 0] = 1 + (torch.arange(n) % 64).double().unsqueeze(-1) / 128
+    k[..., 1] = 1 + (torch.arange(n) // 64).double().unsqueeze(-1) / 128
     q, v = normal(0, 1, 1, dim), normal(2, n, 1, 8)
     q, k, v = (round_to(x, torch.bfloat16) for x in (q, k, v))
     return Problem(q=q, k=k, v=v, q_lens=(1,), kv_lens=(n,), scale=1 / math.sqrt(dim))
