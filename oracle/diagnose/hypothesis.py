@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
-
-from torch import Tensor
 
 from oracle.attention import Solution
 from oracle.budget.worst_case import Bounds
@@ -17,6 +15,7 @@ from oracle.problem import Problem
 
 Alter = Callable[[Problem], Problem]
 After = Callable[[Problem, Solution, Sequence[Row]], Solution]
+Bounded = Callable[[Bounds, Sequence[Row]], Bounds]
 
 
 def unchanged(problem: Problem) -> Problem:
@@ -30,7 +29,8 @@ class Hypothesis:
 
     alter: the problem that was solved instead; it has the same queries. keys: the keys that each row attended to,
     where that is not what the altered problem says. after: what became of the solution of some rows, given the problem
-    of those rows alone, as `rows.rows_of` makes it.
+    of those rows alone, as `rows.rows_of` makes it. bounded: what becomes of their bounds.
+    given: it was found to hold without a solve. lse_fitted: the log-sum-exp is explained by construction.
     fitted: how many numbers were fitted to what was returned. whole: needs all heads of a row, so that it cannot be
     tried on one kv head. rank: order among hypotheses of one kind, the smaller change first.
     """
@@ -41,8 +41,11 @@ class Hypothesis:
     alter: Alter = unchanged
     keys: Keys = visible
     after: After | None = None
+    bounded: Bounded | None = None
     fitted: int = 0
     whole: bool = False
+    given: bool = False
+    lse_fitted: bool = False
     rank: int = 0
 
     def rows(self, problem: Problem, tokens: Sequence[int], kv_head: int | None = None) -> Problem:
@@ -62,13 +65,9 @@ class Hypothesis:
         A row without a key is judged by its bounds, which are 0, and not by what the convention says of such rows.
         """
         posed = self.rows(subject.problem, tokens, kv_head)
-        return Answer(self.solution(subject, posed, tokens, kv_head), subject.bounds(posed))
+        return Answer(self.solution(subject, posed, tokens, kv_head), self.bounds(subject, posed, tokens))
 
-    def only(self, detail: str) -> Hypothesis:
-        """The same, said of some rows only."""
-        return replace(self, detail=f"{self.detail} ({detail})")
-
-
-def same_bounds(bounds: Bounds, out: Tensor, lse: Tensor) -> Bounds:
-    """Bounds with other errors of out and lse."""
-    return replace(bounds, out=out, lse=lse)
+    def bounds(self, subject: Subject, posed: Problem, tokens: Sequence[int]) -> Bounds:
+        """The budget of `solution`."""
+        bounds = subject.bounds(posed)
+        return bounds if self.bounded is None else self.bounded(bounds, describe_rows(subject.problem, tokens))

@@ -15,13 +15,12 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from oracle.attention import Solution
-from oracle.budget.worst_case import Bounds
 from oracle.convention import Convention
-from oracle.diagnose import conventions
+from oracle.diagnose import conventions, fitted, keys, parts, places
 from oracle.diagnose.hypothesis import Hypothesis
 from oracle.diagnose.model import Diagnosis, Kind, Surroundings
 from oracle.diagnose.rows import request_of
+from oracle.diagnose.scene import Scene
 from oracle.diagnose.subject import Answer, Fit, Subject
 from oracle.precision import Precision
 from oracle.problem import Problem
@@ -59,35 +58,6 @@ def diagnose(
         convention=convention or Convention(source="the caller said nothing"),
     )
     return _Search.of(subject, around or Surroundings()).run()
-
-
-@dataclass(frozen=True, eq=False)
-class Scene:
-    """A subject, the answer that was asked for, how it fits, and which rows fail. All rows [Tq, Hq]."""
-
-    subject: Subject
-    around: Surroundings
-    base: Answer
-    fit: Fit
-
-    @property
-    def failing(self) -> Tensor:
-        """bool [Tq, Hq]."""
-        return ~self.fit.passes
-
-    def part(self, tokens: Sequence[int], kv_head: int | None = None) -> Answer:
-        """The answer that was asked for, for some rows."""
-        index, heads = torch.tensor(list(tokens), dtype=torch.int64), self.heads(kv_head)
-        s, b = self.base.solution, self.base.bounds
-        return Answer(
-            Solution(s.out[index][:, heads], s.lse[index][:, heads]),
-            Bounds(b.out[index][:, heads], b.lse[index][:, heads], b.reach[index][:, heads], b.keys[index]),
-        )
-
-    def heads(self, kv_head: int | None) -> slice:
-        """The query heads that read a kv head; all for None."""
-        group = self.subject.problem.group
-        return slice(None) if kv_head is None else slice(kv_head * group, (kv_head + 1) * group)
 
 
 @dataclass(frozen=True, eq=False)
@@ -140,10 +110,16 @@ class _Search:
     def _candidates(self) -> Iterator[Hypothesis]:
         subject = self.scene.subject
         yield from conventions.hypotheses(subject.problem, subject.convention, self.scene.around)
+        yield from places.hypotheses(self.scene, self.panel)
+        yield from parts.hypotheses(self.scene)
+        yield from fitted.hypotheses(self.scene, self.screen, self.panel)
+        yield from keys.hypotheses(self.scene, self.panel)
 
     def _try(self, hypothesis: Hypothesis) -> _Explained | None:
         """Screen on one row, then judge on the panel."""
         token, kv_head = self.screen
+        if hypothesis.given:
+            return _Explained(hypothesis, False, -math.inf, math.nan)
         if not hypothesis.whole and not self._screened(hypothesis, token, kv_head):
             return None
         fit = self._fit(hypothesis, self.panel)
@@ -155,8 +131,24 @@ class _Search:
         if not everywhere:
             own = self.scene.subject.fit(self.scene.part(self.panel), self.panel)
             fit = fit.where(failing, own)
+        misfit = self._misfit(hypothesis, fit)
+        return None if misfit is None else _Explained(hypothesis, everywhere, misfit, float(fit.ratio.max()))
+
+    def _misfit(self, hypothesis: Hypothesis, fit: Fit) -> float | None:
+        """How badly it fits; None if it is not clearly better than what was asked for.
+
+        Each fitted number costs what Schwarz's criterion says. A log-sum-exp that is explained by construction is no
+        evidence: then the outputs alone have to show it.
+        """
         dims = self.scene.subject.problem.dim_v
-        return _Explained(hypothesis, everywhere, fit.misfit(dims, hypothesis.fitted), float(fit.ratio.max()))
+        out, lse = fit.misfit(dims)
+        own = self.scene.subject.fit(self.scene.part(self.panel), self.panel)
+        own_out, own_lse = own.misfit(dims)
+        price = hypothesis.fitted * math.log(max(2, fit.out_square.numel() * dims))
+        gain = own_out - out + (0.0 if hypothesis.lse_fitted else own_lse - lse) - price
+        if not gain > DECISIVE:
+            return None
+        return out + lse + price
 
     def _fit(self, hypothesis: Hypothesis, tokens: Sequence[int]) -> Fit:
         subject = self.scene.subject
@@ -173,12 +165,14 @@ class _Search:
         wide = subject.fit(Answer(solution, base.bounds), (token,), heads)
         if bool((wide.ratio[failing] > _SCREEN).any()):
             return False
-        fit = subject.fit(Answer(solution, subject.bounds(posed)), (token,), heads)
+        fit = subject.fit(Answer(solution, hypothesis.bounds(subject, posed, (token,))), (token,), heads)
         return bool(fit.passes[failing].all())
 
     def _holds(self, explained: _Explained) -> bool:
         """Whether the hypothesis explains every row, of which at most VERIFIED are looked at."""
         failing = self.scene.failing
+        if explained.hypothesis.given:
+            return True
         tokens = _panel(failing, self.screen[0], VERIFIED)
         if set(tokens) <= set(self.panel):
             return True

@@ -63,16 +63,11 @@ class Fit:
             squares,
         )
 
-    def misfit(self, dims: int, fitted: int = 0) -> float:
-        """Twice the negative log-likelihood of normal errors whose variance is that of the residuals.
-
-        fitted: numbers that were fitted to the rows; each costs what Schwarz's criterion says.
-        """
+    def misfit(self, dims: int) -> tuple[float, float]:
+        """Twice the negative log-likelihood of normal errors whose variance is that of the residuals: out and lse."""
         count = self.out_square.numel()
-        total = _entropy(self.out_square, count * dims)
-        if self.lse_square is not None:
-            total += _entropy(self.lse_square, count)
-        return total + fitted * math.log(max(2, count * dims))
+        lse = 0.0 if self.lse_square is None else _entropy(self.lse_square, count)
+        return _entropy(self.out_square, count * dims), lse
 
 
 _FLOOR = 1 / 48
