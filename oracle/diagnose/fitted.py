@@ -61,8 +61,7 @@ def _fit_factor(scene: Scene, screen: tuple[int, int], make: Callable[[float], H
     noise = torch.sqrt(bounds.out[0][failing].clamp(max=1e30).square() + spacing.square())
 
     def residual(factor: float) -> Tensor:
-        h = make(factor)
-        solution = h.solution(subject, h.rows(subject.problem, (token,), kv_head), (token,), kv_head)
+        solution = make(factor).quick(subject, scene.quick, (token,), kv_head)
         parts = [((returned - solution.out[0][failing]) / noise).flatten()]
         if wide_lse is not None:
             parts.append((wide_lse - solution.lse[0][failing]) / bounds.lse[0][failing].clamp(min=1e-12, max=1e30))

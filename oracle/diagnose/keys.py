@@ -18,9 +18,10 @@ from oracle.diagnose import scores
 from oracle.diagnose.conventions import window_of
 from oracle.diagnose.hypothesis import Hypothesis, unchanged
 from oracle.diagnose.model import Kind
+from oracle.diagnose.quick import View
 from oracle.diagnose.rows import Row, describe_rows, key_index, visible
 from oracle.diagnose.scene import Scene
-from oracle.diagnose.weights import Weights, weights, with_stale
+from oracle.diagnose.weights import Weights, weights
 from oracle.problem import Descale, Problem
 from oracle.rounding import widen
 
@@ -28,6 +29,7 @@ REQUESTS = 4
 """Failing requests for which keys are proposed; with more of them, a fault of single keys is not looked for."""
 _ROWS = 8
 _RANGE_ROWS = 4
+_PAGE_ROWS = 2
 _CUTS = 256
 _PAGES = 512
 _BEST = 2
@@ -42,8 +44,8 @@ Pick = Callable[[Row, Tensor], Tensor]
 class Edit:
     """A change of the keys of one request. name: edits of one name are combined over requests.
 
-    unknown: by kv head, the value of a key whose weight only the returned log-sum-exp tells. replaced: values by key and
-    kv head. fitted, rank: as in `Hypothesis`.
+    unknown: by kv head, the value of a key whose weight only the returned log-sum-exp tells. replaced: values by key
+    and kv head. fitted, rank: as in `Hypothesis`.
     """
 
     name: str
@@ -66,7 +68,7 @@ def hypotheses(scene: Scene, tokens: Sequence[int]) -> Iterator[Hypothesis]:
     edits: dict[int, list[Edit]] = {}
     for request, by_head in cells.items():
         found = [
-            weights(scene.subject, scene.around, scene.base.solution, request, kv_head, own)
+            weights(scene.subject, scene.extended, scene.base.solution, request, kv_head, own)
             for kv_head, own in by_head.items()
         ]
         edits[request] = list(_edits(scene, found))
@@ -113,7 +115,7 @@ def _edits(scene: Scene, found: Sequence[Weights]) -> Iterator[Edit]:
     yield from _single(few)
     yield from _ranges(scene, [x.few(_RANGE_ROWS) for x in found])
     yield from _ranks(few)
-    yield from _pages(scene, [x.few(_RANGE_ROWS) for x in found])
+    yield from _pages(scene, [x.few(_PAGE_ROWS) for x in found])
     yield from _unknown(few)
 
 
@@ -408,9 +410,11 @@ def _hypothesis(scene: Scene, edits: Mapping[int, Edit]) -> Hypothesis:
     one = len(edits) == 1
     places = ", ".join(f"request {r}: {e.detail.partition(': ')[2]}" for r, e in edits.items())
     detail = first.detail if one and problem.requests == 1 else f"{first.kind}: {places}"
-    parameters = dict(first.parameters) if one else {f"request {r}": dict(e.parameters) for r, e in edits.items()}
+    parameters: dict[str, Any] = dict(first.parameters)
+    if not one:
+        parameters = {f"request {r}": dict(e.parameters) for r, e in edits.items()}
     if one and problem.requests > 1:
-        parameters["request"] = next(iter(edits.keys()))
+        parameters["request"] = next(iter(edits))
     stale = any(e.stale for e in edits.values())
     pages = {r: e for r, e in edits.items() if e.name.startswith("page ")}
     replaced = {r: e.replaced for r, e in edits.items() if e.replaced}
@@ -423,7 +427,7 @@ def _hypothesis(scene: Scene, edits: Mapping[int, Edit]) -> Hypothesis:
 
     def alter(p: Problem) -> Problem:
         if stale:
-            return with_stale(p, around)
+            return scene.extended
         if pages:
             return _exchanged(p, pages, around.page_size or 1)
         return _revalued(p, replaced) if replaced else p
@@ -501,17 +505,17 @@ def _with_unknown(scene: Scene, unknown: Mapping[int, Mapping[int, Tensor]]) -> 
     """Add a key of known value; its weight is what the returned log-sum-exp leaves."""
     subject = scene.subject
 
-    def after(posed: Problem, solution: Solution, rows: Sequence[Row]) -> Solution:
+    def after(view: View, solution: Solution, rows: Sequence[Row]) -> Solution:
         assert subject.lse is not None
         out, lse = solution.out.clone(), solution.lse.clone()
-        group = posed.group
+        group = view.group
         for i, row in enumerate(rows):
             for kv_head, value in unknown.get(row.request, {}).items():
                 heads = slice(kv_head * group, (kv_head + 1) * group)
                 returned = widen(subject.lse[row.token, heads]) / subject.unit
                 full = lse[i, heads]
-                if posed.sinks is not None and not subject.convention.lse_includes_sink:
-                    full = torch.logaddexp(full, posed.sinks[heads].double())
+                if view.sinks is not None and not subject.convention.lse_includes_sink:
+                    full = torch.logaddexp(full, view.sinks[heads].double())
                 # Weights in units of exp(full).
                 added = ((returned - full).exp() - (lse[i, heads] - full).exp()).clamp(min=0.0)
                 share = (added / (1 + added)).unsqueeze(-1)

@@ -19,9 +19,10 @@ from oracle.budget.formats import format_named
 from oracle.budget.worst_case import Bounds
 from oracle.diagnose.hypothesis import After, Bounded, Hypothesis
 from oracle.diagnose.model import Kind
-from oracle.diagnose.rows import Row, chosen_factors, describe_rows
+from oracle.diagnose.quick import View, weighted
+from oracle.diagnose.rows import Row, describe_rows
 from oracle.diagnose.scene import Scene
-from oracle.diagnose.weights import logits, values, with_stale
+from oracle.diagnose.weights import values
 from oracle.problem import Problem
 
 LN2 = math.log(2.0)
@@ -48,56 +49,35 @@ class State:
 
 
 def _states(s: Tensor, v: Tensor, cuts: Sequence[int]) -> State:
-    """States of a row's keys between cuts. s [H, n] natural logits, v [n, H, D_v]."""
+    """States of a row's keys between cuts. s [H, n] natural logits, v [n, Hkv, D_v]."""
     lses, outs = [], []
     for a, b in pairwise(cuts):
         part = s[:, a:b]
         lse = part.logsumexp(-1) if b > a else s.new_full(s.shape[:1], -math.inf)
         weight = (part - lse.masked_fill(lse == -math.inf, 0.0).unsqueeze(-1)).exp()
         lses.append(lse)
-        outs.append(torch.einsum("hn,nhd->hd", weight, v[a:b]))
+        outs.append(weighted(weight, v[a:b]))
     return State(torch.stack(lses), torch.stack(outs))
 
 
-def _row_by_row(
+def row_by_row(
     one: Callable[[Row, Tensor, Tensor, Solution, Tensor | None], tuple[Tensor, Tensor]],
 ) -> Callable[..., Solution]:
     """`after` of a hypothesis that works out each row by itself.
 
-    one(row, logits [H, n] and values [n, H, D_v] of the keys that it sees, its solution, sinks [H]) gives out and the
+    one(row, logits [H, n] and values [n, Hkv, D_v] of the keys that it sees, its solution, sinks [H]) gives out and the
     log-sum-exp without the sink.
     """
 
-    def after(posed: Problem, solution: Solution, rows: Sequence[Row]) -> Solution:
+    def after(view: View, solution: Solution, rows: Sequence[Row]) -> Solution:
         out, lse = torch.empty_like(solution.out), torch.empty_like(solution.lse)
-        sinks = None if posed.sinks is None else posed.sinks.double()
-        v = values(posed).repeat_interleave(posed.group, 1)
+        sinks = None if view.sinks is None else view.sinks.double()
         for i, row in enumerate(rows):
-            keys = slice(posed.kv_starts[i], posed.kv_starts[i + 1])
-            s = logits(_one(posed, i, keys))[0]
             own = Solution(solution.out[i], solution.lse[i])
-            out[i], lse[i] = one(row, s, v[keys], own, sinks)
+            out[i], lse[i] = one(row, view.logits(i), view.values(i), own, sinks)
         return Solution(out, lse)
 
     return after
-
-
-def _one(posed: Problem, i: int, keys: slice) -> Problem:
-    """Row i of a problem of rows."""
-    every = slice(None)
-    index = torch.arange(keys.start, keys.stop)
-    return Problem(
-        q=posed.q[i : i + 1],
-        k=posed.k[keys],
-        v=posed.v[keys],
-        q_lens=(1,),
-        kv_lens=(keys.stop - keys.start,),
-        scale=posed.scale,
-        causal=False,
-        soft_cap=posed.soft_cap,
-        q_descale=chosen_factors(posed.q_descale, torch.tensor([i]), every, posed.q.shape[0]),
-        k_descale=chosen_factors(posed.k_descale, index, every, posed.k.shape[0]),
-    )
 
 
 def cuts_of(scene: Scene, row: Row) -> list[int]:
@@ -114,12 +94,13 @@ def cuts_of(scene: Scene, row: Row) -> list[int]:
     return [*range(0, max(row.count, 1), width), row.count]
 
 
-def _seen_cuts(scene: Scene, row: Row) -> list[int]:
+def seen_cuts(scene: Scene, row: Row) -> list[int]:
     """`cuts_of` as indices into the keys that the row sees."""
     return [min(max(cut - row.lo, 0), row.hi - row.lo) for cut in cuts_of(scene, row)]
 
 
-def _with_sink(lse: Tensor, sinks: Tensor | None, includes: bool) -> Tensor:
+def with_sink(lse: Tensor, sinks: Tensor | None, includes: bool) -> Tensor:
+    """The log-sum-exp [H] with the sinks counted, if a convention does."""
     return lse if sinks is None or not includes else torch.logaddexp(lse, sinks)
 
 
@@ -137,7 +118,7 @@ def _merges(scene: Scene) -> Iterator[Hypothesis]:
                 Kind.MERGE,
                 f"merge: in the wrong base, {what}{' (the sink too)' if sink_too else ''}",
                 {"factor": factor, "sink": sink_too},
-                after=_row_by_row(_merged(scene, includes, factor=factor, sink_too=sink_too)),
+                after=row_by_row(_merged(scene, includes, factor=factor, sink_too=sink_too)),
                 rank=1 if sink_too else 0,
             )
             if problem.sinks is None:
@@ -146,14 +127,14 @@ def _merges(scene: Scene) -> Iterator[Hypothesis]:
         Kind.MERGE,
         "merge: parts are averaged, whatever their weights",
         {"weights": "equal"},
-        after=_row_by_row(_merged(scene, includes, factor=0.0)),
+        after=row_by_row(_merged(scene, includes, factor=0.0)),
         rank=2,
     )
     yield Hypothesis(
         Kind.MERGE,
         "merge: the weighted parts are not divided by the sum of weights",
         {"normalised": False},
-        after=_row_by_row(_merged(scene, includes, normalised=False)),
+        after=row_by_row(_merged(scene, includes, normalised=False)),
         rank=2,
     )
 
@@ -171,7 +152,7 @@ def _merged(
     """Parts weighted by exp(factor * (lse - top)); the log-sum-exp is that of these weights."""
 
     def one(row: Row, s: Tensor, v: Tensor, own: Solution, sinks: Tensor | None) -> tuple[Tensor, Tensor]:
-        parts = _states(s, v, _seen_cuts(scene, row))
+        parts = _states(s, v, seen_cuts(scene, row))
         top = parts.lse.amax(0)
         if sinks is not None:
             top = torch.maximum(top, sinks)
@@ -202,15 +183,15 @@ def _maxima(scene: Scene) -> Iterator[Hypothesis]:
             kept = s.masked_fill(s < limit, -math.inf)
             lse = kept.logsumexp(-1)
             # A sink is merged against a maximum of its own.
-            whole = _with_sink(lse, sinks, True)
+            whole = with_sink(lse, sinks, True)
             weight = (kept - whole.masked_fill(whole == -math.inf, 0.0).unsqueeze(-1)).exp()
-            return torch.einsum("hn,nhd->hd", weight, v), _with_sink(lse, sinks, includes)
+            return weighted(weight, v), with_sink(lse, sinks, includes)
 
         yield Hypothesis(
             Kind.MAXIMUM,
             "maximum: starts at 0, so that weights of logits far below it are lost",
             {"start": 0.0, "lost_below": limit},
-            after=_row_by_row(one),
+            after=row_by_row(one),
             rank=rank,
         )
 
@@ -232,20 +213,20 @@ def _rescales(scene: Scene) -> Iterator[Hypothesis]:
                 size: int = size,
                 last: bool = last,
             ) -> tuple[Tensor, Tensor]:
-                cuts = _seen_cuts(scene, row)
+                cuts = seen_cuts(scene, row)
                 parts = [_unscaled(s, v, a, b, (row.lo, size), last) for a, b in pairwise(cuts)]
                 lse = torch.stack([x for x, _ in parts])
-                whole = _with_sink(lse.logsumexp(0), sinks, True)
+                whole = with_sink(lse.logsumexp(0), sinks, True)
                 share = (lse - whole.masked_fill(whole == -math.inf, 0.0)).exp()
                 out = (share.unsqueeze(-1) * torch.stack([o for _, o in parts])).sum(0)
-                return out, _with_sink(lse.logsumexp(0), sinks, includes)
+                return out, with_sink(lse.logsumexp(0), sinks, includes)
 
             where = "in the last tile of a part" if last else "in any tile"
             yield Hypothesis(
                 Kind.RESCALE,
                 f"rescale: the accumulator is not rescaled {where} (of {size} keys)",
                 {"tile": size, "last": last},
-                after=_row_by_row(one),
+                after=row_by_row(one),
                 rank=2 * rank + (0 if last else 1),
             )
 
@@ -270,7 +251,7 @@ def _unscaled(s: Tensor, v: Tensor, start: int, stop: int, tiles: tuple[int, int
         against = torch.where(tile == tile[-1], top.unsqueeze(-1), before.unsqueeze(-1))
     against = torch.where(against == -math.inf, top.unsqueeze(-1), against)
     total = (part - top.unsqueeze(-1)).exp().sum(-1)
-    acc = torch.einsum("hn,nhd->hd", (part - against).exp(), v[start:stop])
+    acc = weighted((part - against).exp(), v[start:stop])
     return top + total.log(), acc / total.unsqueeze(-1)
 
 
@@ -282,9 +263,10 @@ def _masks(scene: Scene) -> Iterator[Hypothesis]:
     if cap is not None:
         fills.insert(0, (Kind.SOFT_CAP, f"soft_cap: applied after the mask, hidden keys have the logit {-cap:g}", -cap))
     tile = scene.around.tile or scene.subject.precision.tile
+    sums = _sums(scene)
     for kind, detail, fill in fills:
         for rank, (which, where) in enumerate(_HIDDEN.items()):
-            after, bounded = _also_hidden(scene, which, tile, fill)
+            after, bounded = _also_hidden(scene, sums, which, tile, fill)
             yield Hypothesis(
                 kind,
                 f"{detail}, {where}" if where else detail,
@@ -300,22 +282,29 @@ _HIDDEN = {"all": "", "past the end": "past the end", "request": "of the request
 """Which hidden keys, and how that is said."""
 
 
-def _also_hidden(scene: Scene, which: str, tile: int, fill: float) -> tuple[After, Bounded]:
+def _sums(scene: Scene) -> Callable[[int], tuple[Tensor, Tensor]]:
+    """Sums of the values, and of their sizes, before each key of a request [n + 1, Hkv, D_v], stale ones included."""
+    extended, made = scene.extended, dict[int, tuple[Tensor, Tensor]]()
+
+    def sums(request: int) -> tuple[Tensor, Tensor]:
+        if request not in made:
+            own = slice(extended.kv_starts[request], extended.kv_starts[request + 1])
+            v = values(extended)[own]
+            first, second = (torch.cat([torch.zeros_like(x[:1]), x.cumsum(0)]) for x in (v, v.abs()))
+            made[request] = first, second
+        return made[request]
+
+    return sums
+
+
+def _also_hidden(
+    scene: Scene, sums: Callable[[int], tuple[Tensor, Tensor]], which: str, tile: int, fill: float
+) -> tuple[After, Bounded]:
     """The hidden keys, or some of them, seen with one logit."""
     subject = scene.subject
     includes = subject.convention.lse_includes_sink
-    extended = with_stale(subject.problem, scene.around)
     p_dtype = subject.precision.p_dtype
     relative = 2.0**-18 + (2 * format_named(p_dtype, subject.input_dtype).unit_roundoff if p_dtype else 0.0)
-    prefix: dict[int, tuple[Tensor, Tensor]] = {}
-
-    def sums(request: int) -> tuple[Tensor, Tensor]:
-        """Sums of the values, and of their sizes, before each key of a request."""
-        if request not in prefix:
-            v = values(extended)[extended.kv_starts[request] : extended.kv_starts[request + 1]]
-            first, second = (torch.cat([torch.zeros_like(x[:1]), x.cumsum(0)]) for x in (v, v.abs()))
-            prefix[request] = first, second
-        return prefix[request]
 
     def hidden(row: Row, group: int) -> tuple[int, Tensor, Tensor]:
         """How many hidden keys are seen, and the means of their values and sizes [Hq, D_v]."""
@@ -336,10 +325,10 @@ def _also_hidden(scene: Scene, which: str, tile: int, fill: float) -> tuple[Afte
         full = lse if sinks is None or includes else torch.logaddexp(lse, sinks.double())
         return torch.sigmoid(fill + math.log(count) - full).unsqueeze(-1)
 
-    def after(posed: Problem, solution: Solution, rows: Sequence[Row]) -> Solution:
+    def after(view: View, solution: Solution, rows: Sequence[Row]) -> Solution:
         out, lse = solution.out.clone(), solution.lse.clone()
         for i, row in enumerate(rows):
-            count, value, _ = hidden(row, posed.group)
+            count, value, _ = hidden(row, view.group)
             if count:
                 part = share(lse[i], count)
                 out[i] = out[i] * (1 - part) + part * value

@@ -12,6 +12,7 @@ from oracle.attention import Solution
 from oracle.budget.worst_case import Bounds
 from oracle.diagnose.hypothesis import Hypothesis
 from oracle.diagnose.model import Kind
+from oracle.diagnose.quick import Quick, View
 from oracle.diagnose.rows import Row
 from oracle.diagnose.scene import Scene
 from oracle.problem import Problem
@@ -40,7 +41,7 @@ def _empty(scene: Scene) -> Iterator[Hypothesis]:
     held = "NaN" if bool(widen(out).isnan().any()) else "other numbers"
     index = rows.nonzero().flatten().tolist()
 
-    def as_returned(posed: Problem, solution: Solution, rows: Sequence[Row]) -> Solution:
+    def as_returned(view: View, solution: Solution, rows: Sequence[Row]) -> Solution:
         return solution
 
     yield Hypothesis(
@@ -95,7 +96,7 @@ def _moved(scene: Scene, source: Tensor, kind: Kind, detail: str, pairs: Sequenc
         chosen = source[torch.tensor([row.token for row in rows])]
         return chosen // heads, chosen % heads
 
-    def after(posed: Problem, own: Solution, rows: Sequence[Row]) -> Solution:
+    def after(view: View, own: Solution, rows: Sequence[Row]) -> Solution:
         token, head = of(rows)
         return Solution(solution.out[token, head], solution.lse[token, head])
 
@@ -117,7 +118,7 @@ def _earlier(scene: Scene) -> Iterator[Hypothesis]:
     if bool((scene.failing & ~same).any()):
         return
     yield Hypothesis(
-        Kind.ROW, "row: left from an earlier call", {"earlier": True}, after=lambda p, s, rows: s, given=True
+        Kind.ROW, "row: left from an earlier call", {"earlier": True}, after=lambda view, s, rows: s, given=True
     )
 
 
@@ -129,7 +130,7 @@ def _lse_axes(scene: Scene) -> Iterator[Hypothesis]:
         return
     other, radius = (x.t().reshape(tokens, heads) for x in (solution.lse, bounds.lse))
 
-    def after(posed: Problem, own: Solution, rows: Sequence[Row]) -> Solution:
+    def after(view: View, own: Solution, rows: Sequence[Row]) -> Solution:
         return Solution(own.out, other[torch.tensor([row.token for row in rows])])
 
     def bounded(own: Bounds, rows: Sequence[Row]) -> Bounds:
@@ -199,8 +200,7 @@ def _best_kv_head(scene: Scene, tokens: Sequence[int], kv_head: int, names: Sequ
         order = list(range(problem.kv_heads))
         order[kv_head] = other
         h = Hypothesis(Kind.HEAD, "", alter=_reads(names, order))
-        posed = h.rows(problem, (token,), kv_head)
-        solution = h.solution(subject, posed, (token,), kv_head)
+        solution = h.quick(subject, Quick(), (token,), kv_head)
         error = (widen(subject.out[token, heads]) - solution.out[0])[failing].square().sum()
         if float(error) < least:
             best, least = other, float(error)
@@ -228,7 +228,7 @@ def _by_remainder(problem: Problem) -> Hypothesis:
         "head: query head h reads kv head h mod Hkv",
         {"map": "h % Hkv"},
         alter=alter,
-        after=lambda posed, s, rows: Solution(s.out[:, slot], s.lse[:, slot]),
+        after=lambda view, s, rows: Solution(s.out[:, slot], s.lse[:, slot]),
         bounded=lambda own, rows: replace(own, out=own.out[:, slot], lse=own.lse[:, slot]),
         whole=True,
         rank=1,

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -11,7 +12,10 @@ from torch import Tensor
 from oracle.attention import Solution
 from oracle.budget.worst_case import Bounds
 from oracle.diagnose.model import Surroundings
+from oracle.diagnose.quick import Quick
 from oracle.diagnose.subject import Answer, Fit, Subject
+from oracle.diagnose.weights import with_stale
+from oracle.problem import Problem
 
 
 @dataclass(frozen=True, eq=False)
@@ -22,6 +26,13 @@ class Scene:
     around: Surroundings
     base: Answer
     fit: Fit
+
+    quick: Quick = field(default_factory=Quick)
+
+    @cached_property
+    def extended(self) -> Problem:
+        """The problem with the stale keys behind each request's own, nothing hidden."""
+        return with_stale(self.subject.problem, self.around)
 
     @property
     def failing(self) -> Tensor:

@@ -19,6 +19,7 @@ from torch import Tensor
 
 from oracle.attention import Solution
 from oracle.diagnose.model import Surroundings
+from oracle.diagnose.quick import capped, times
 from oracle.diagnose.rows import Row, chosen_factors, describe_rows, key_index
 from oracle.diagnose.subject import Subject
 from oracle.problem import Descale, Problem
@@ -132,34 +133,19 @@ def _stretched(problem: Problem, name: str, lens: Sequence[int]) -> Descale:
     return descale[torch.cat(index)]
 
 
-def logits(posed: Problem) -> Tensor:
-    """Logits of the queries of one request [Tq, Hq, n], of all keys, capped; nothing is hidden."""
-    q = _times(posed.q, posed.q_descale)
-    k = _times(posed.k, posed.k_descale)
-    by_head = k.transpose(0, 1).repeat_interleave(posed.group, 0)
-    s = torch.matmul(q.transpose(0, 1), by_head.transpose(1, 2)).transpose(0, 1) * posed.scale
-    return s if posed.soft_cap is None else (s / posed.soft_cap).tanh() * posed.soft_cap
-
-
 def values(posed: Problem) -> Tensor:
     """Values [Tk, Hkv, D_v], descaled."""
-    return _times(posed.v, posed.v_descale)
-
-
-def _times(x: Tensor, descale: Descale) -> Tensor:
-    wide = widen(x)
-    if descale is None:
-        return wide
-    factor = torch.as_tensor(descale, dtype=torch.float64)
-    return wide * (factor if factor.numel() == 1 else factor.unsqueeze(-1))
+    return times(posed.v, posed.v_descale)
 
 
 def weights(
-    subject: Subject, around: Surroundings, base: Solution, request: int, kv_head: int, cells: Sequence[tuple[int, int]]
+    subject: Subject, extended: Problem, base: Solution, request: int, kv_head: int, cells: Sequence[tuple[int, int]]
 ) -> Weights:
-    """The weights of some (token, query head) of one request and kv head. base: what was asked for, all rows."""
+    """The weights of some (token, query head) of one request and kv head.
+
+    extended: the problem `with_stale`. base: what was asked for, all rows.
+    """
     problem = subject.problem
-    extended = with_stale(problem, around)
     tokens = [token for token, _ in cells]
     heads = torch.tensor([head for _, head in cells])
     rows = describe_rows(problem, tokens)
@@ -168,7 +154,9 @@ def weights(
     posed = _one_request(extended, sorted(set(tokens)), index, kv_head)
     place = {token: i for i, token in enumerate(sorted(set(tokens)))}
     members = heads - kv_head * problem.group
-    s = logits(posed)[torch.tensor([place[t] for t in tokens]), members]
+    q = times(posed.q, posed.q_descale)[torch.tensor([place[t] for t in tokens]), members]
+    k = times(posed.k, posed.k_descale)[:, 0]
+    s = capped(q @ k.t(), problem)
     own = torch.tensor(tokens)
     out, lse = base.out[own, heads], base.lse[own, heads]
     key = torch.arange(s.shape[1])
@@ -202,8 +190,8 @@ def weights(
         lse_share=share,
         full=full,
         soft_cap=problem.soft_cap,
-        q=_times(posed.q, posed.q_descale)[torch.tensor([place[t] for t in tokens]), members] * posed.scale,
-        largest_key=float(_times(posed.k, posed.k_descale)[: problem.kv_lens[request]].norm(dim=-1).amax()),
+        q=q * posed.scale,
+        largest_key=float(k[: problem.kv_lens[request]].norm(dim=-1).amax()),
         stale=extended.kv_lens[request] - problem.kv_lens[request],
     )
 
