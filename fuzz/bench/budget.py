@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import math
 
 import torch
@@ -19,6 +20,9 @@ SEED = 2
 REQUESTS, CONTEXT = 4, 8192
 KV_HEADS, GROUP, DIM = 4, 4, 128
 THREADS = 2
+
+SUITE = "suites.tolerance.detection"
+"""Emulated faults are a suite, above this room: it is loaded by name, as the built-in targets are."""
 
 
 def decode_problem(device: str) -> Problem:
@@ -54,3 +58,9 @@ def worst_case_cost(device: str) -> Figure:
         False,
         shown(found),
     )
+
+
+def detected() -> Figure:
+    """Share of the emulated faults that the probable budget detects."""
+    figure: Figure = importlib.import_module(SUITE).share_detected()
+    return figure

@@ -312,7 +312,8 @@ def _simulated(found: Judged, a: Arithmetic, p: Tensor) -> Tensor:
     highest = s.amax(-1, keepdim=True)
     # What a weight is in units of p, for the row's own maximum and, in turn, for the sink as the maximum.
     own = (weights.lse - highest).exp_() * a.precision.p_scale
-    units = [own, (weights.lse - weights.top).exp_() * a.precision.p_scale]
+    start = highest if a.precision.sink_first is False else weights.top
+    units = [own, (weights.lse - start).exp_() * a.precision.p_scale]
     scales = torch.stack([units[i % 2] * 2.0 ** (-i / _OFFSETS) for i in range(_OFFSETS)], 1)
     scales = scales.nan_to_num(nan=1.0, posinf=1.0).clamp_(min=2.0**-100).to(p.dtype)
     x = (p.unsqueeze(1) * scales).float()

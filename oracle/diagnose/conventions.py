@@ -14,6 +14,7 @@ from oracle.attention import Solution, lse_with_sink
 from oracle.convention import Convention
 from oracle.diagnose.hypothesis import Hypothesis
 from oracle.diagnose.model import Kind, Surroundings
+from oracle.diagnose.quick import View
 from oracle.diagnose.rows import Keys, Row
 from oracle.fp8 import E4M3FN, E4M3FNUZ, E5M2, E5M2FNUZ, Fp8Format
 from oracle.kinds import LseBase
@@ -41,7 +42,7 @@ def hypotheses(problem: Problem, convention: Convention, around: Surroundings) -
 
 def _lse(problem: Problem, convention: Convention) -> Iterator[Hypothesis]:
     def times(factor: float) -> Callable[..., Solution]:
-        return lambda posed, solution, rows: Solution(solution.out, solution.lse * factor)
+        return lambda view, solution, rows: Solution(solution.out, solution.lse * factor)
 
     natural = convention.lse_base is LseBase.NATURAL
     asked, other = ("natural", "2") if natural else ("2", "natural")
@@ -55,15 +56,15 @@ def _lse(problem: Problem, convention: Convention) -> Iterator[Hypothesis]:
     if problem.sinks is None:
         return
 
-    def without_sink(posed: Problem, solution: Solution, rows: object) -> Solution:
-        assert posed.sinks is not None
+    def without_sink(view: View, solution: Solution, rows: object) -> Solution:
+        assert view.sinks is not None
         # log(exp(lse) - exp(sink)); the bound of the row covers what cancels.
-        share = (posed.sinks.double() - solution.lse).clamp(max=-(2.0**-52))
+        share = (view.sinks.double() - solution.lse).clamp(max=-(2.0**-52))
         return Solution(solution.out, solution.lse + torch.log1p(-share.exp()))
 
-    def with_sink(posed: Problem, solution: Solution, rows: object) -> Solution:
-        assert posed.sinks is not None
-        return Solution(solution.out, lse_with_sink(solution.lse, posed.sinks))
+    def with_sink(view: View, solution: Solution, rows: object) -> Solution:
+        assert view.sinks is not None
+        return Solution(solution.out, lse_with_sink(solution.lse, view.sinks))
 
     if convention.lse_includes_sink:
         yield Hypothesis(
@@ -76,6 +77,11 @@ def _lse(problem: Problem, convention: Convention) -> Iterator[Hypothesis]:
 def _range(low: Callable[[Row], int], high: Callable[[Row], int]) -> Keys:
     """Keys low .. high - 1 of a row, as far as the request has them."""
     return lambda row: torch.arange(max(0, low(row)), max(0, low(row), min(row.count, high(row))))
+
+
+def _shifted(low: int, high: int) -> Keys:
+    """The range of a row with its ends moved; a low end at the first key stays there."""
+    return _range(lambda r: r.lo + low if r.lo else 0, lambda r: r.hi + high)
 
 
 def _window(problem: Problem) -> Iterator[Hypothesis]:
@@ -151,16 +157,13 @@ def _causal(problem: Problem) -> Iterator[Hypothesis]:
             Kind.CAUSAL,
             f"causal: of each query, {what}",
             {"shift": step},
-            keys=_range(lambda r: r.lo, lambda r, step=step: r.hi + step),  # type: ignore[misc]
+            keys=_shifted(0, step),
         )
         yield Hypothesis(
             Kind.CAUSAL,
             f"causal: queries stand one position {'after' if step > 0 else 'before'} their own",
             {"position": step},
-            keys=_range(
-                lambda r, step=step: r.lo + step if problem.window is not None and r.lo else r.lo,  # type: ignore[misc]
-                lambda r, step=step: r.hi + step,  # type: ignore[misc]
-            ),
+            keys=_shifted(step, step),
             rank=1,
         )
     yield Hypothesis(
@@ -180,6 +183,14 @@ def _with_sinks(change: Callable[[Problem, Tensor], Tensor | None]) -> Callable[
     return alter
 
 
+def _plus(term: float) -> Callable[[Problem, Tensor], Tensor]:
+    return lambda p, sinks: sinks + term
+
+
+def _rolled(step: int) -> Callable[[Problem, Tensor], Tensor]:
+    return lambda p, sinks: sinks.roll(step)
+
+
 def _sinks(problem: Problem, around: Surroundings) -> Iterator[Hypothesis]:
     def sink(detail: str, change: Callable[[Problem, Tensor], Tensor | None], rank: int, **found: Any) -> Hypothesis:
         return Hypothesis(Kind.SINK, f"sink: {detail}", found, alter=_with_sinks(change), rank=rank)
@@ -189,9 +200,7 @@ def _sinks(problem: Problem, around: Surroundings) -> Iterator[Hypothesis]:
     counts = sorted({*known, *range(2, 9), 16, 32, 64} - {0, 1})
     for count in counts:
         rank = 2 if count in known else 3
-        yield sink(
-            f"counted {count} times, as if in every part", lambda p, s, n=count: s + math.log(n), rank, times=count
-        )
+        yield sink(f"counted {count} times, as if in every part", _plus(math.log(count)), rank, times=count)
     yield sink("multiplied by the softmax scale", lambda p, s: s * p.scale, 1, factor="scale")
     yield sink("read as an exponent of 2", lambda p, s: s * LN2, 1, base=2)
     yield sink("changed to base 2 and read as natural", lambda p, s: s * LOG2E, 1, base=2)
@@ -211,18 +220,16 @@ def _sinks(problem: Problem, around: Surroundings) -> Iterator[Hypothesis]:
             heads="first of group",
         )
     for step in (1, -1):
-        yield sink(
-            f"that of the head {'after' if step < 0 else 'before'}", lambda p, s, n=step: s.roll(n), 3, heads=-step
-        )
+        yield sink(f"that of the head {'after' if step < 0 else 'before'}", _rolled(step), 3, heads=-step)
     yield from _sinks_by_query(problem)
 
 
 def _sinks_by_query(problem: Problem) -> Iterator[Hypothesis]:
     """Sinks read as if each query of a request had its own: at head * queries + query, past their end unknown."""
 
-    def after(posed: Problem, solution: Solution, rows: list[Row]) -> Solution:
-        assert posed.sinks is not None
-        sinks = posed.sinks.double()
+    def after(view: View, solution: Solution, rows: list[Row]) -> Solution:
+        assert view.sinks is not None
+        sinks = view.sinks.double()
         head = torch.arange(len(sinks))
         read = torch.stack([(head * row.queries + row.index).clamp(max=len(sinks) - 1) for row in rows])
         natural = solution.lse
@@ -347,6 +354,14 @@ def _descale(name: str, kind: Kind, given: Tensor) -> Iterator[Hypothesis]:
 _TWIN = {fmt.dtype: twin for fmt, twin in ((E4M3FN, E4M3FNUZ), (E4M3FNUZ, E4M3FN), (E5M2, E5M2FNUZ), (E5M2FNUZ, E5M2))}
 
 
+def _read_as(twins: dict[str, Fp8Format]) -> Callable[[Problem], Problem]:
+    def alter(p: Problem) -> Problem:
+        read = {name: getattr(p, name).contiguous().view(twin.dtype) for name, twin in twins.items()}
+        return replace(p, **read)
+
+    return alter
+
+
 def _flavours(problem: Problem) -> Iterator[Hypothesis]:
     choices = {"k and v": ("k", "v"), "k": ("k",), "v": ("v",), "q, k and v": ("q", "k", "v"), "q": ("q",)}
     for rank, (what, names) in enumerate(choices.items()):
@@ -359,9 +374,7 @@ def _flavours(problem: Problem) -> Iterator[Hypothesis]:
             Kind.FP8_FLAVOUR,
             f"fp8_flavour: the bytes of {what} are read as {read}",
             {"operands": list(names), "read_as": read},
-            alter=lambda p, twins=twins: replace(  # type: ignore[misc]
-                p, **{name: getattr(p, name).contiguous().view(twin.dtype) for name, twin in twins.items()}
-            ),
+            alter=_read_as(twins),
             rank=rank,
         )
 
@@ -391,7 +404,10 @@ def _value_dims(problem: Problem) -> Iterator[Hypothesis]:
     dim = problem.dim_v
 
     def moved(index: Tensor) -> Callable[..., Solution]:
-        return lambda posed, solution, rows: Solution(solution.out[..., index], solution.lse)
+        return lambda view, solution, rows: Solution(solution.out[..., index], solution.lse)
+
+    def kept(keep: Tensor) -> Callable[..., Solution]:
+        return lambda view, solution, rows: Solution(solution.out * keep, solution.lse)
 
     order = torch.arange(dim)
     steps = [n for n in (1, 2, 4, 8, 16) if 2 * n < dim]
@@ -401,11 +417,10 @@ def _value_dims(problem: Problem) -> Iterator[Hypothesis]:
         yield Hypothesis(Kind.DIMS, detail, {"order": detail}, after=moved(index), rank=2)
     for count in sorted({1, 8, 16, 32, 64, dim // 2} - {0}):
         if count < dim:
-            keep = (order < dim - count).double()
             yield Hypothesis(
                 Kind.DIMS,
                 f"dims: the last {count} dims of the output are 0",
                 {"dims": count},
-                after=lambda posed, solution, rows, keep=keep: Solution(solution.out * keep, solution.lse),
+                after=kept((order < dim - count).double()),
                 rank=3,
             )

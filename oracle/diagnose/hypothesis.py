@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
-from torch import Tensor
-
 from oracle.attention import Solution
-from oracle.budget.worst_case import Bounds
+from oracle.budget import Bounds
 from oracle.diagnose.model import Kind
+from oracle.diagnose.quick import Quick, View, view_of
 from oracle.diagnose.rows import Keys, Row, describe_rows, rows_of, visible
 from oracle.diagnose.subject import Answer, Subject
 from oracle.problem import Problem
 
 Alter = Callable[[Problem], Problem]
-After = Callable[[Problem, Solution, Sequence[Row]], Solution]
+After = Callable[[View, Solution, Sequence[Row]], Solution]
+Bounded = Callable[[Bounds, Sequence[Row]], Bounds]
 
 
 def unchanged(problem: Problem) -> Problem:
@@ -29,8 +29,9 @@ class Hypothesis:
     """One change of convention or input.
 
     alter: the problem that was solved instead; it has the same queries. keys: the keys that each row attended to,
-    where that is not what the altered problem says. after: what became of the solution of some rows, given the problem
-    of those rows alone, as `rows.rows_of` makes it.
+    where that is not what the altered problem says. after: what became of the solution of some rows, given a view of
+    them. bounded: what becomes of their bounds.
+    given: it was found to hold without a solve. lse_fitted: the log-sum-exp is explained by construction.
     fitted: how many numbers were fitted to what was returned. whole: needs all heads of a row, so that it cannot be
     tried on one kv head. rank: order among hypotheses of one kind, the smaller change first.
     """
@@ -41,34 +42,27 @@ class Hypothesis:
     alter: Alter = unchanged
     keys: Keys = visible
     after: After | None = None
+    bounded: Bounded | None = None
     fitted: int = 0
     whole: bool = False
+    given: bool = False
+    lse_fitted: bool = False
     rank: int = 0
 
-    def rows(self, problem: Problem, tokens: Sequence[int], kv_head: int | None = None) -> Problem:
-        """The problem that was solved for some rows."""
-        return rows_of(self.alter(problem), tokens, self.keys, kv_head)
-
-    def solution(self, subject: Subject, posed: Problem, tokens: Sequence[int], kv_head: int | None = None) -> Solution:
-        """What the target would have returned for some rows. posed: `rows` of the same arguments."""
-        solution = subject.solution(posed)
-        if self.after is None:
-            return solution
-        return self.after(posed, solution, describe_rows(subject.problem, tokens))
-
     def answer(self, subject: Subject, tokens: Sequence[int], kv_head: int | None = None) -> Answer:
-        """What the target would have returned for some rows, with bounds of its own.
+        """What the target would have returned for some rows, as `solve` says, with bounds of its own.
 
-        A row without a key is judged by its bounds, which are 0, and not by what the convention says of such rows.
+        kv_head: only the query heads that read it.
         """
-        posed = self.rows(subject.problem, tokens, kv_head)
-        return Answer(self.solution(subject, posed, tokens, kv_head), subject.bounds(posed))
+        posed = rows_of(self.alter(subject.problem), tokens, self.keys, kv_head)
+        rows = describe_rows(subject.problem, tokens)
+        solution, bounds = subject.solution(posed), subject.bounds(posed)
+        if self.after is not None:
+            solution = self.after(view_of(posed), solution, rows)
+        return Answer(solution, bounds if self.bounded is None else self.bounded(bounds, rows))
 
-    def only(self, detail: str) -> Hypothesis:
-        """The same, said of some rows only."""
-        return replace(self, detail=f"{self.detail} ({detail})")
-
-
-def same_bounds(bounds: Bounds, out: Tensor, lse: Tensor) -> Bounds:
-    """Bounds with other errors of out and lse."""
-    return replace(bounds, out=out, lse=lse)
+    def quick(self, subject: Subject, quick: Quick, tokens: Sequence[int], kv_head: int | None = None) -> Solution:
+        """The solution alone, without `solve`."""
+        solution, view = quick.solution(self.alter(subject.problem), tokens, self.keys, kv_head)
+        solution = subject.in_convention(solution, view.sinks)
+        return solution if self.after is None else self.after(view, solution, describe_rows(subject.problem, tokens))

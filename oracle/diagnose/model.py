@@ -95,7 +95,7 @@ class Surroundings:
 
     page_size: keys of a page; a request's first page starts at its key 0.
     stale: for each request, keys [m, Hkv, D_qk] and values [m, Hkv, D_v] of the slots right after its last key.
-    pages: physical page of each page of each request; pool_k [P, g, Hkv, D_qk], pool_v [P, g, Hkv, D_v] by physical page.
+    pages: physical page of each page of each request. pool_k [P, g, Hkv, D_qk], pool_v [P, g, Hkv, D_v]: the pool.
     splits: first key of each part of each request, ascending, 0 first.
     tile: keys of one step of the online softmax.
     earlier: what an earlier call returned, of any shape [tokens, Hq, D_v].

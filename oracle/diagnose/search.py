@@ -15,24 +15,25 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from oracle.attention import Solution
-from oracle.budget.worst_case import Bounds
 from oracle.convention import Convention
-from oracle.diagnose import conventions
+from oracle.diagnose import conventions, fitted, keys, narrow, parts, places
 from oracle.diagnose.hypothesis import Hypothesis
 from oracle.diagnose.model import Diagnosis, Kind, Surroundings
 from oracle.diagnose.rows import request_of
+from oracle.diagnose.scene import Scene
 from oracle.diagnose.subject import Answer, Fit, Subject
 from oracle.precision import Precision
 from oracle.problem import Problem
 
 PANEL = 8
 """Queries on which hypotheses are compared."""
-VERIFIED = 256
+VERIFIED = 64
 """Queries on which the diagnosis is verified: failing ones first."""
 DECISIVE = 14.0
 """Difference of twice the log-likelihood above which one hypothesis is better than another by evidence."""
-RUNNERS_UP = 5
+VERIFICATIONS = 12
+RUNNERS_UP = 3
+_WORK = 1 << 21
 
 
 def diagnose(
@@ -62,42 +63,12 @@ def diagnose(
 
 
 @dataclass(frozen=True, eq=False)
-class Scene:
-    """A subject, the answer that was asked for, how it fits, and which rows fail. All rows [Tq, Hq]."""
-
-    subject: Subject
-    around: Surroundings
-    base: Answer
-    fit: Fit
-
-    @property
-    def failing(self) -> Tensor:
-        """bool [Tq, Hq]."""
-        return ~self.fit.passes
-
-    def part(self, tokens: Sequence[int], kv_head: int | None = None) -> Answer:
-        """The answer that was asked for, for some rows."""
-        index, heads = torch.tensor(list(tokens), dtype=torch.int64), self.heads(kv_head)
-        s, b = self.base.solution, self.base.bounds
-        return Answer(
-            Solution(s.out[index][:, heads], s.lse[index][:, heads]),
-            Bounds(b.out[index][:, heads], b.lse[index][:, heads], b.reach[index][:, heads], b.keys[index]),
-        )
-
-    def heads(self, kv_head: int | None) -> slice:
-        """The query heads that read a kv head; all for None."""
-        group = self.subject.problem.group
-        return slice(None) if kv_head is None else slice(kv_head * group, (kv_head + 1) * group)
-
-
-@dataclass(frozen=True, eq=False)
-class _Explained:
-    """A hypothesis that explains some rows, and how well. everywhere: it also holds of the rows that pass."""
+class _Candidate:
+    """A hypothesis that may explain, and how well it fits the panel. everywhere: said of rows that pass as well."""
 
     hypothesis: Hypothesis
     everywhere: bool
     misfit: float
-    ratio: float
 
     @property
     def order(self) -> tuple[int, int, int]:
@@ -108,7 +79,7 @@ class _Explained:
 class _Search:
     scene: Scene
     screen: tuple[int, int]
-    """token and kv head of the row looked at first"""
+    """token and kv head of the rows looked at first"""
     panel: tuple[int, ...]
 
     @staticmethod
@@ -120,76 +91,105 @@ class _Search:
         if not bool(failing.any()):
             return _Search(scene, (0, 0), ())
         ratio = fit.ratio.masked_fill(~failing, -1.0)
-        flat = int(ratio.flatten().argmax())
-        token, head = divmod(flat, failing.shape[1])
-        return _Search(scene, (token, head // subject.problem.group), _panel(failing, token, PANEL))
+        token, head = divmod(int(ratio.flatten().argmax()), failing.shape[1])
+        most = _affordable(subject.problem, PANEL)
+        return _Search(scene, (token, head // subject.problem.group), _panel(failing, token, most))
 
     def run(self) -> Diagnosis:
         fit = self.scene.fit
         worst = float(fit.ratio.max()) if fit.ratio.numel() else 0.0
         if not bool(self.scene.failing.any()):
             return Diagnosis(Kind.NONE, "none needed: every element is within its budget", ratio=worst)
-        explained = [e for h in self._candidates() if (e := self._try(h)) is not None]
-        ranked = _ranked(explained)
-        for place, best in enumerate(ranked):
-            if self._holds(best):
-                others = tuple(self._diagnosis(e) for e in ranked[place + 1 : place + 1 + RUNNERS_UP])
-                return replace(self._diagnosis(best), runners_up=others)
-        return Diagnosis(Kind.UNEXPLAINED, "no hypothesis explains it", ratio=worst)
+        ranked = _ranked(c for h in self._hypotheses() if (c := self._try(h)) is not None)
+        explained: list[Diagnosis] = []
+        for candidate in ranked[:VERIFICATIONS]:
+            found = self._verified(candidate)
+            # One change proposed twice is one hypothesis.
+            if found is not None and all(found.detail != other.detail for other in explained):
+                explained.append(found)
+            if len(explained) > RUNNERS_UP:
+                break
+        if not explained:
+            return Diagnosis(Kind.UNEXPLAINED, "no hypothesis explains it", ratio=worst)
+        return replace(explained[0], runners_up=tuple(explained[1:]))
 
-    def _candidates(self) -> Iterator[Hypothesis]:
+    def _hypotheses(self) -> Iterator[Hypothesis]:
         subject = self.scene.subject
         yield from conventions.hypotheses(subject.problem, subject.convention, self.scene.around)
+        yield from places.hypotheses(self.scene, self.panel)
+        yield from parts.hypotheses(self.scene)
+        yield from fitted.hypotheses(self.scene, self.screen, self.panel)
+        yield from keys.hypotheses(self.scene, self.panel)
+        yield from narrow.hypotheses(self.scene)
 
-    def _try(self, hypothesis: Hypothesis) -> _Explained | None:
-        """Screen on one row, then judge on the panel."""
+    def _try(self, hypothesis: Hypothesis) -> _Candidate | None:
+        """Screen on the failing rows of one query and kv head, then judge on the panel, without bounds of its own."""
+        if hypothesis.given:
+            return _Candidate(hypothesis, False, -math.inf)
         token, kv_head = self.screen
-        if not hypothesis.whole and not self._screened(hypothesis, token, kv_head):
+        if not hypothesis.whole and self._screened(hypothesis, (token,), kv_head) is None:
             return None
-        fit = self._fit(hypothesis, self.panel)
-        index = torch.tensor(self.panel)
-        failing = self.scene.failing[index]
-        if not bool(fit.passes[failing].all()):
+        fit = self._screened(hypothesis, self.panel, None)
+        if fit is None:
             return None
-        everywhere = bool(fit.passes.all())
-        if not everywhere:
-            own = self.scene.subject.fit(self.scene.part(self.panel), self.panel)
-            fit = fit.where(failing, own)
+        failing = self.scene.failing[torch.tensor(self.panel)]
+        own = self._own(self.panel, None)
+        only_failing = fit.where(failing, own)
+        choices = [
+            (everywhere, self._misfit(hypothesis, f, own)) for everywhere, f in ((True, fit), (False, only_failing))
+        ]
+        possible = [(everywhere, m) for everywhere, m in choices if m is not None]
+        if not possible:
+            return None
+        least = min(m for _, m in possible)
+        everywhere, misfit = next((e, m) for e, m in possible if m <= least + DECISIVE)
+        return _Candidate(hypothesis, everywhere, misfit)
+
+    def _misfit(self, hypothesis: Hypothesis, fit: Fit, own: Fit) -> float | None:
+        """How badly it fits; None if it is not clearly better than what was asked for (`own`).
+
+        Each fitted number costs what Schwarz's criterion says. A log-sum-exp that is explained by construction is no
+        evidence: then the outputs alone have to show it.
+        """
         dims = self.scene.subject.problem.dim_v
-        return _Explained(hypothesis, everywhere, fit.misfit(dims, hypothesis.fitted), float(fit.ratio.max()))
+        (out, lse), (own_out, own_lse) = fit.misfit(dims), own.misfit(dims)
+        price = hypothesis.fitted * math.log(max(2, fit.out_square.numel() * dims))
+        gain = own_out - out + (0.0 if hypothesis.lse_fitted else own_lse - lse) - price
+        return out + lse + price if gain > DECISIVE else None
 
-    def _fit(self, hypothesis: Hypothesis, tokens: Sequence[int]) -> Fit:
-        subject = self.scene.subject
-        return subject.fit(hypothesis.answer(subject, tokens), tokens)
+    def _own(self, tokens: tuple[int, ...], kv_head: int | None) -> Fit:
+        """How what was asked for fits some rows."""
+        scene = self.scene
+        return scene.subject.fit(scene.part(tokens, kv_head), tokens, scene.heads(kv_head))
 
-    def _screened(self, hypothesis: Hypothesis, token: int, kv_head: int) -> bool:
-        """Whether the failing rows of one query and kv head come within budget, at first within a wide one."""
-        scene, subject = self.scene, self.scene.subject
-        heads = scene.heads(kv_head)
-        failing = scene.failing[token : token + 1, heads]
-        posed = hypothesis.rows(subject.problem, (token,), kv_head)
-        solution = hypothesis.solution(subject, posed, (token,), kv_head)
-        base = scene.part((token,), kv_head)
-        wide = subject.fit(Answer(solution, base.bounds), (token,), heads)
-        if bool((wide.ratio[failing] > _SCREEN).any()):
-            return False
-        fit = subject.fit(Answer(solution, subject.bounds(posed)), (token,), heads)
-        return bool(fit.passes[failing].all())
+    def _screened(self, hypothesis: Hypothesis, tokens: tuple[int, ...], kv_head: int | None) -> Fit | None:
+        """The fit of some rows by the budget of the problem as posed; None if failing rows are far off or no better."""
+        scene, heads = self.scene, self.scene.heads(kv_head)
+        failing = scene.failing[torch.tensor(tokens)][:, heads]
+        solution = hypothesis.quick(scene.subject, scene.quick, tokens, kv_head)
+        fit = scene.subject.fit(Answer(solution, scene.part(tokens, kv_head).bounds), tokens, heads)
+        own = self._own(tokens, kv_head)
+        # Errors that were very large may leave large ones, since budgets grow with what is summed.
+        if bool((fit.ratio > (own.ratio * _REST).clamp(min=_SCREEN))[failing].any()):
+            return None
+        dims = scene.subject.problem.dim_v
+        better = sum(fit.at(failing).misfit(dims)) < sum(own.at(failing).misfit(dims))
+        return fit if better else None
 
-    def _holds(self, explained: _Explained) -> bool:
-        """Whether the hypothesis explains every row, of which at most VERIFIED are looked at."""
-        failing = self.scene.failing
-        tokens = _panel(failing, self.screen[0], VERIFIED)
-        if set(tokens) <= set(self.panel):
-            return True
-        fit = self._fit(explained.hypothesis, tokens)
-        fails = failing[torch.tensor(tokens)]
-        return bool(fit.passes.all() if explained.everywhere else fit.passes[fails].all())
-
-    def _diagnosis(self, explained: _Explained) -> Diagnosis:
-        h = explained.hypothesis
-        detail = h.detail if explained.everywhere else f"{h.detail}, {self._where()}"
-        return Diagnosis(h.kind, detail, h.parameters, explained.ratio, explained.misfit)
+    def _verified(self, candidate: _Candidate) -> Diagnosis | None:
+        """The diagnosis, if the hypothesis holds within budgets of its own of every row that is looked at."""
+        hypothesis, everywhere = candidate.hypothesis, candidate.everywhere
+        ratio = 0.0
+        tokens = _panel(self.scene.failing, self.screen[0], _affordable(self.scene.subject.problem, VERIFIED))
+        for chunk in () if hypothesis.given else _chunks(tokens, _affordable(self.scene.subject.problem, PANEL)):
+            fit = self.scene.subject.fit(hypothesis.answer(self.scene.subject, chunk), chunk)
+            failing = self.scene.failing[torch.tensor(chunk)]
+            if not bool(fit.passes[failing].all()):
+                return None
+            everywhere = everywhere and bool(fit.passes.all())
+            ratio = max(ratio, float(fit.ratio[fit.passes].max()))
+        detail = hypothesis.detail if everywhere else f"{hypothesis.detail}, {self._where()}"
+        return Diagnosis(hypothesis.kind, detail, hypothesis.parameters, ratio, candidate.misfit)
 
     def _where(self) -> str:
         """The failing rows in words."""
@@ -208,6 +208,8 @@ class _Search:
 
 _SCREEN = 64.0
 """How far beyond the budget of the problem as posed a hypothesis may be before its own budget is worked out."""
+_REST = 2.0**-6
+"""Or how much of the error it may leave."""
 
 
 def _listed(what: str, numbers: Sequence[int]) -> str:
@@ -233,12 +235,19 @@ def _spread(values: Sequence[int], most: int) -> list[int]:
     return [values[i * (len(values) - 1) // (most - 1)] for i in range(most)]
 
 
-def _ranked(explained: Iterable[_Explained]) -> list[_Explained]:
+def _affordable(problem: Problem, most: int) -> int:
+    """How many queries to look at: fewer where each has very many keys."""
+    return max(2, min(most, _WORK // max(1, max(problem.kv_lens, default=1) * problem.kv_heads)))
+
+
+def _chunks(tokens: Sequence[int], most: int) -> Iterator[tuple[int, ...]]:
+    return (tuple(tokens[i : i + most]) for i in range(0, len(tokens), most))
+
+
+def _ranked(candidates: Iterable[_Candidate]) -> list[_Candidate]:
     """Those that fit about as well as the best, the smallest change first; then the others, by how well they fit."""
-    found = list(explained)
-    if not found:
-        return []
-    best = min(e.misfit for e in found)
-    near = [e for e in found if e.misfit <= best + DECISIVE or not math.isfinite(best)]
-    rest = [e for e in found if e.misfit > best + DECISIVE and math.isfinite(best)]
-    return sorted(near, key=lambda e: e.order) + sorted(rest, key=lambda e: e.misfit)
+    found = list(candidates)
+    best = min((c.misfit for c in found), default=0.0)
+    near = [c for c in found if c.misfit <= best + DECISIVE]
+    rest = [c for c in found if c.misfit > best + DECISIVE]
+    return sorted(near, key=lambda c: c.order) + sorted(rest, key=lambda c: c.misfit)

@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 from oracle.attention import Solution, lse_with_sink, solve
+from oracle.budget import Bounds, worst_case
 from oracle.budget.formats import Format, format_named
 from oracle.budget.judge import _passes as within_budget
-from oracle.budget.worst_case import Bounds, worst_case
 from oracle.convention import Convention, EmptyLse, EmptyOut
 from oracle.kinds import LseBase
 from oracle.precision import Precision, Rounding
@@ -63,16 +63,16 @@ class Fit:
             squares,
         )
 
-    def misfit(self, dims: int, fitted: int = 0) -> float:
-        """Twice the negative log-likelihood of normal errors whose variance is that of the residuals.
+    def at(self, rows: Tensor) -> Fit:
+        """The fit of some rows, bool [T, H], as [n]."""
+        lse = None if self.lse_square is None else self.lse_square[rows]
+        return Fit(self.passes[rows], self.ratio[rows], self.out_square[rows], lse)
 
-        fitted: numbers that were fitted to the rows; each costs what Schwarz's criterion says.
-        """
+    def misfit(self, dims: int) -> tuple[float, float]:
+        """Twice the negative log-likelihood of normal errors whose variance is that of the residuals: out and lse."""
         count = self.out_square.numel()
-        total = _entropy(self.out_square, count * dims)
-        if self.lse_square is not None:
-            total += _entropy(self.lse_square, count)
-        return total + fitted * math.log(max(2, count * dims))
+        lse = 0.0 if self.lse_square is None else _entropy(self.lse_square, count)
+        return _entropy(self.out_square, count * dims), lse
 
 
 _FLOOR = 1 / 48
@@ -109,9 +109,12 @@ class Subject:
 
     def solution(self, posed: Problem) -> Solution:
         """As `answer`, without bounds."""
-        solution = solve(posed)
-        if self.convention.lse_includes_sink and posed.sinks is not None:
-            solution = Solution(solution.out, lse_with_sink(solution.lse, posed.sinks))
+        return self.in_convention(solve(posed), posed.sinks)
+
+    def in_convention(self, solution: Solution, sinks: Tensor | None) -> Solution:
+        """A solution of the oracle with the log-sum-exp that the convention asks for, in natural units."""
+        if self.convention.lse_includes_sink and sinks is not None:
+            return Solution(solution.out, lse_with_sink(solution.lse, sinks))
         return solution
 
     def bounds(self, posed: Problem) -> Bounds:

@@ -1,7 +1,6 @@
-"""Remake docs/results/tolerance.md, or parts of what it says.
+"""What the budgets are worth: remake docs/results/tolerance.md, or parts of what it says.
 
-Parts: detection, diagnosis, soundness, all, and report, which only writes the page of what is there. Each part is
-kept as JSON beside the page.
+Each part is kept as JSON beside the page, so that parts can be made on different days and machines.
 """
 
 import datetime
@@ -17,20 +16,31 @@ import typer
 
 from fuzz.cli import guarded
 from fuzz.errors import Exit, Stop
+from fuzz.options import duration
 from fuzz.versions import gpu_name
-from suites.tolerance import report
+from suites.tolerance import diagnosis as naming
+from suites.tolerance import report as pages
 from suites.tolerance.detection import SEEDS, SUITE, Table, examine_all, units
+from suites.tolerance.soundness import run as campaign
+from suites.tolerance.soundness import soundness
 
-PARTS = ("detection", "diagnosis", "soundness", "all", "report")
+app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, help=__doc__)
 
-app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+Out = Annotated[Path, typer.Option(metavar="FILE", help="The page; its parts lie in a folder of that name.")]
+Contexts = Annotated[str, typer.Option(metavar="N,...", help="Numbers of keys.")]
+Device = Annotated[str, typer.Option(help="Where kernels and oracle run: cpu or cuda.")]
+Jobs = Annotated[int, typer.Option(min=1, help="Processes.")]
+Seeds = Annotated[int | None, typer.Option(min=1, help="Seeds a probe, where not those of the full table.")]
+
+PAGE = Path("docs/results/tolerance.md")
+ALL = ",".join(map(str, SEEDS))
 
 
 def made(device: str, seeds: int, began: float) -> Mapping[str, Any]:
     """When, where and with what a part was made."""
     return {
         "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
-        "device": (gpu_name() or device) if device != "cpu" else "cpu",
+        "device": "cpu" if device == "cpu" else gpu_name() or device,
         "python": platform.python_version(),
         "torch": str(torch.__version__),
         "seeds": seeds,
@@ -40,42 +50,76 @@ def made(device: str, seeds: int, began: float) -> Mapping[str, Any]:
 
 def contexts_of(text: str) -> list[int]:
     """Comma-separated contexts. Raises Stop."""
-    found = [int(part) for part in text.split(",") if part.strip().isdecimal()]
-    if not found or len(found) != len(text.split(",")) or not all(8 <= n <= 1 << 20 for n in found):
-        raise Stop(Exit.USAGE, f"--contexts: {text}; allowed: numbers of keys from 8 to {1 << 20}, separated by commas")
-    return found
+    parts = text.split(",")
+    if not all(part.isdecimal() and 8 <= int(part) <= 1 << 20 for part in parts):
+        raise Stop(
+            Exit.USAGE, f"--contexts: {text!r}; allowed: numbers of keys from 8 to {1 << 20}, separated by commas"
+        )
+    return [int(part) for part in parts]
 
 
-def detection(out: Path, contexts: list[int], device: str, jobs: int, seeds: int | None) -> None:
-    """Run every fault on every probe, and keep the table of each context."""
-    for context in contexts:
+def usable(device: str) -> str:
+    """A device that works here. Raises Stop."""
+    if device not in ("cpu", "cuda"):
+        raise Stop(Exit.USAGE, f"--device: {device!r}; allowed: cpu, cuda")
+    if device == "cuda" and not torch.cuda.is_available():
+        raise Stop(Exit.NOTHING, "--device: cuda; torch finds no GPU here")
+    return device
+
+
+@app.command()
+def detection(
+    out: Out = PAGE, contexts: Contexts = ALL, device: Device = "cpu", jobs: Jobs = 1, seeds: Seeds = None
+) -> None:
+    """Every fault on every probe, before our rules and those of other projects."""
+    chosen, where = contexts_of(contexts), usable(device)
+    for context in chosen:
         began, wanted = time.monotonic(), units(context, SUITE, seeds)
         records = []
-        for unit, found in zip(wanted, examine_all(wanted, device, jobs), strict=True):
+        for unit, found in zip(wanted, examine_all(wanted, where, jobs), strict=True):
             records += found
             print(f"detection: {unit.context} keys, {unit.probe}, seed {unit.seed}", file=sys.stderr, flush=True)
         table = Table(context, tuple(records))
-        report.save(out, f"detection-{context}", table.to_dict(), made(device, len(table.seeds), began))
+        pages.save(out, f"detection-{context}", table.to_dict(), made(where, len(table.seeds), began))
+    pages.write(out)
 
 
-@app.command(help=__doc__)
-def tolerance(
-    part: Annotated[str, typer.Argument(metavar="|".join(PARTS))],
-    out: Annotated[Path, typer.Option(metavar="FILE", help="The page; parts lie in the folder of its name.")] = Path(
-        "docs/results/tolerance.md"
-    ),
-    contexts: Annotated[str, typer.Option(metavar="N,...", help="Numbers of keys.")] = ",".join(map(str, SEEDS)),
-    device: Annotated[str, typer.Option(help="Where kernels and oracle run.")] = "cpu",
-    jobs: Annotated[int, typer.Option(min=1, help="Processes.")] = 1,
-    seeds: Annotated[int | None, typer.Option(min=1, help="Seeds a probe, for a shorter table.")] = None,
+@app.command()
+def diagnosis(out: Out = PAGE, contexts: Contexts = ALL, device: Device = "cpu") -> None:
+    """Each fault that is detected, diagnosed once at each context."""
+    chosen, where = contexts_of(contexts), usable(device)
+    for context in chosen:
+        began, named = time.monotonic(), []
+        for one in naming.name_all(context, device=where):
+            named.append(one)
+            print(f"diagnosis: {context} keys, {one.fault}: {one.named}", file=sys.stderr, flush=True)
+        pages.save(out, f"diagnosis-{context}", naming.to_dict(named), made(where, 1, began))
+    pages.write(out)
+
+
+app.command()(soundness)
+
+
+@app.command(name="all")
+def everything(
+    out: Out = PAGE,
+    contexts: Contexts = ALL,
+    device: Device = "cpu",
+    jobs: Jobs = 1,
+    soundness_time: Annotated[str, typer.Option(metavar="10m", help="How long the soundness campaign lasts.")] = "10m",
 ) -> None:
-    """See the module's text."""
-    if part not in PARTS:
-        raise Stop(Exit.USAGE, f"{part}: unknown; allowed: {', '.join(PARTS)}")
-    chosen = contexts_of(contexts)
-    if part in ("detection", "all"):
-        detection(out, chosen, device, jobs, seeds)
-    report.write(out)
+    """Every part, one after the other, and the page."""
+    seconds = duration("--soundness-time", soundness_time)
+    detection(out, contexts, device, jobs)
+    diagnosis(out, contexts, device)
+    campaign(device, 1, seconds, jobs=jobs, out=pages.folder_of(out) / "soundness.json")
+    pages.write(out)
+
+
+@app.command()
+def report(out: Out = PAGE) -> None:
+    """Only the page, of the parts that are there."""
+    pages.write(out)
 
 
 if __name__ == "__main__":

@@ -8,10 +8,12 @@ from pathlib import Path
 from typing import Any
 
 from fuzz.errors import Expected
+from oracle.diagnose import Kind
 from suites.tolerance.chart import Chart
 from suites.tolerance.detection import DEFAULT, PROBABLE, SHIPPED, SUITE, WORST, Table
-from suites.tolerance.faults import CONTROLS, COUNTED, FAULTS, OUTSIDE, Kind
+from suites.tolerance.faults import CONTROLS, COUNTED, FAULTS, OUTSIDE
 from suites.tolerance.peers import PEERS
+from suites.tolerance.soundness import GOAL, merge, summary
 
 SCHEMA = 1
 
@@ -31,7 +33,7 @@ class ResultError(Expected, ValueError):
 
 @dataclass(frozen=True)
 class Results:
-    """What there is. made: for each part, when, where and with what it was made."""
+    """What there is. made: for each part but soundness, when, where and with what it was made."""
 
     made: Mapping[str, Mapping[str, Any]]
     detection: Mapping[int, Table]
@@ -63,12 +65,13 @@ def _compact(data: Mapping[str, Any]) -> str:
 
 
 def load(report: Path) -> Results:
-    """Every part beside the report. Raises ResultError."""
+    """Every part beside the report; files named soundness* are added up. Raises ResultError, or Stop for those."""
     made: dict[str, Mapping[str, Any]] = {}
     tables: dict[int, Table] = {}
     diagnosis: list[Mapping[str, Any]] = []
-    soundness = None
-    for path in sorted(folder_of(report).glob("*.json")):
+    files = sorted(folder_of(report).glob("*.json"))
+    campaigns = [path for path in files if path.stem.startswith("soundness")]
+    for path in (path for path in files if path not in campaigns):
         data = _read(path)
         made[path.stem] = data["made"]
         if path.stem.startswith("detection-"):
@@ -76,8 +79,7 @@ def load(report: Path) -> Results:
             tables[table.context] = table
         elif path.stem.startswith("diagnosis-"):
             diagnosis += data["named"]
-        elif path.stem == "soundness":
-            soundness = data
+    soundness = summary(merge(campaigns)) if campaigns else None
     return Results(made, dict(sorted(tables.items())), diagnosis, soundness)
 
 
@@ -94,10 +96,16 @@ def _read(path: Path) -> dict[str, Any]:
 def write(report: Path) -> None:
     """Make the report and its plot of the parts beside it. Raises ResultError."""
     results = load(report)
-    lines = [*_head(results), *_detection(results, folder_of(report).name), *_diagnosis(results), *_soundness(results)]
-    report.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    report.parent.mkdir(parents=True, exist_ok=True)
+    report.write_text(text(results, folder_of(report).name), encoding="utf-8")
     if results.detection:
-        (folder_of(report) / "detected.svg").write_text(_plot(results), encoding="utf-8")
+        (folder_of(report) / "detected.svg").write_text(plot(results), encoding="utf-8")
+
+
+def text(results: Results, folder: str) -> str:
+    """The page. folder: of the parts and the plot, as the page refers to it."""
+    lines = [*_head(results), *_detection(results, folder), *_diagnosis(results), *_soundness(results)]
+    return "\n".join(lines).rstrip() + "\n"
 
 
 def _row(cells: Iterable[object]) -> str:
@@ -245,10 +253,52 @@ def _diagnosis(results: Results) -> list[str]:
 
 
 def _soundness(results: Results) -> list[str]:
-    return []
+    if results.soundness is None:
+        return []
+    data = results.soundness
+    whole, cells = data["all"], data["combinations"]
+    facts = ("device", "seed", "shard", "cases", "seconds")
+    runs = [(*(run[fact] for fact in facts), _versions(run["versions"])) for run in data["runs"]]
+    lines = [
+        "## Soundness",
+        "",
+        "Kernels that are believed right, from a list frozen before the run: every alarm is false.",
+        "",
+        f"- {whole['not_vacuous']:,} elements that are not vacuous, in {whole['cases']:,} cases;",
+        f"- {sum(whole['alarms'].values())} elements beyond a bound;",
+        f"- of {cells['tried']} combinations of precision, probe and context, {cells['filled']} with {GOAL:,} or more",
+        f"  such elements, {cells['mostly_vacuous']} in which most are vacuous, {cells['impossible']} not to be built;",
+        f"- {data['error_count']} cases that raised.",
+        "",
+        *_table((*facts, "with"), runs),
+    ]
+    if data["findings"]:
+        found = [(*f["combination"], f["device"], _shown(f["alarms"])) for f in data["findings"]]
+        lines += _table(("precision", "probe", "context", "device", "alarms"), found)
+    columns = ("cases", "not_vacuous", "vacuous_share", "suspect_share", "alarms", *RATIOS)
+    for name in ("precision", "probe", "context"):
+        rows = [(label, *(_shown(row[c]) for c in columns)) for label, row in data[name].items()]
+        lines += _table((name, *(c.replace("_", " ") for c in columns)), rows)
+    return lines
 
 
-def _plot(results: Results) -> str:
+RATIOS = ("median_ratio", "median_of_worst", "worst", "lse_worst")
+
+
+def _versions(found: Mapping[str, str | None]) -> str:
+    return ", ".join(f"{name} {version}" for name, version in found.items() if version)
+
+
+def _shown(value: Any) -> str:
+    if isinstance(value, dict):
+        return ", ".join(f"{name} {count}" for name, count in value.items() if count) or "0"
+    if value is None:
+        return "-"
+    return f"{value:.3g}" if isinstance(value, float) else str(value)
+
+
+def plot(results: Results) -> str:
+    """The plot of the page: SVG."""
     groups = {
         f"{context} keys, {name}": [table.caught(probes, rules) for rules in COLUMNS.values()]
         for context, table in results.detection.items()
