@@ -36,3 +36,24 @@ def test_products_of_keys_that_are_nearly_alike_round_alike() -> None:
     assert error > 1e-4
     assert error <= float(both.worst_case.lse)
     assert error <= float(both.probable.lse)
+
+
+def test_weights_that_are_cast_against_the_sink_round_alike() -> None:
+    """A kernel that begins with the sink as its maximum casts exp(s - sink): near-equal weights err alike.
+
+    The casts that the probable bound simulates must contain that very maximum: of the others some are lucky.
+    """
+    n, count = 1024, 256
+    sinks = 2.0 + torch.arange(count) / count
+    q = torch.ones(1, count, 16)
+    k = round_to(philox.normal(8, 0, (n, 1, 16)).double() * 2.0**-14, torch.float32)
+    problem = Problem(q=q, k=k, v=torch.ones(n, 1, 1), q_lens=(1,), kv_lens=(n,), scale=1.0, sinks=sinks)
+    logits = (k[:, 0].double().sum(-1)).unsqueeze(0)
+    weight = (logits - sinks.double().unsqueeze(1)).exp()
+    cast = widen(round_to(weight, torch.bfloat16))
+    share = 1 / (1 + weight.sum(1))
+    error = ((cast - weight).sum(1) * share).abs()
+    precision = Precision(qk_product=None, p_dtype="bf16", row_sum_of_rounded_p=False)
+    both = budgets(problem, precision, input_dtype="bf16")
+    assert bool((error <= both.worst_case.out[0, :, 0]).all())
+    assert bool((error <= both.probable.out[0, :, 0]).all())
