@@ -20,9 +20,10 @@ from fuzz.options import duration
 from fuzz.versions import gpu_name
 from suites.tolerance import diagnosis as naming
 from suites.tolerance import report as pages
+from suites.tolerance.adversarial import adversarial
 from suites.tolerance.detection import SEEDS, SUITE, Table, examine_all, units
+from suites.tolerance.soundness import keep, soundness
 from suites.tolerance.soundness import run as campaign
-from suites.tolerance.soundness import soundness
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, help=__doc__)
 
@@ -98,6 +99,7 @@ def diagnosis(out: Out = PAGE, contexts: Contexts = ALL, device: Device = "cpu")
 
 
 app.command()(soundness)
+app.command()(adversarial)
 
 
 @app.command(name="all")
@@ -112,8 +114,7 @@ def everything(
     seconds = duration("--soundness-time", soundness_time)
     detection(out, contexts, device, jobs)
     diagnosis(out, contexts, device)
-    campaign(device, 1, seconds, jobs=jobs, out=pages.folder_of(out) / "soundness.json")
-    pages.write(out)
+    keep(campaign(device, 1, seconds, jobs=jobs), out)
 
 
 @app.command()

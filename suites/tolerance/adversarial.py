@@ -47,7 +47,7 @@ _KEPT = 20
 _EVERY_S = 15.0
 HEADS, DIM_V = 4, 8
 
-GENES: Mapping[str, tuple[Any, ...]] = {
+GENES: dict[str, tuple[Any, ...]] = {
     "keys": (16, 64, 256, 1024, 1024, 4096, 8192),
     "dim": (64, 16, 128),
     "size": tuple(x / 2 for x in range(-24, 11)),
