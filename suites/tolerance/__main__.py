@@ -22,8 +22,8 @@ from suites.tolerance import diagnosis as naming
 from suites.tolerance import report as pages
 from suites.tolerance.adversarial import adversarial
 from suites.tolerance.detection import SEEDS, SUITE, Table, examine_all, units
-from suites.tolerance.soundness import keep, soundness
 from suites.tolerance.soundness import run as campaign
+from suites.tolerance.soundness import soundness
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, help=__doc__)
 
@@ -114,7 +114,8 @@ def everything(
     seconds = duration("--soundness-time", soundness_time)
     detection(out, contexts, device, jobs)
     diagnosis(out, contexts, device)
-    keep(campaign(device, 1, seconds, jobs=jobs), out)
+    campaign(device, 1, seconds, jobs=jobs, out=pages.folder_of(out) / "soundness.json")
+    pages.write(out)
 
 
 @app.command()

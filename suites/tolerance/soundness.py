@@ -8,7 +8,6 @@ always one of the combination with the fewest elements. Results add up: a run wh
 
 from __future__ import annotations
 
-import datetime
 import json
 import subprocess
 import sys
@@ -27,7 +26,6 @@ from fuzz.errors import Exit, Expected, Stop
 from fuzz.options import duration
 from fuzz.versions import versions
 from oracle.kinds import Engine
-from suites.tolerance import report
 from suites.tolerance.believed_right import CONTEXTS, digest
 from suites.tolerance.files import read, write
 from suites.tolerance.tallies import Combination, Tally, row, total
@@ -198,8 +196,7 @@ class Campaign:
             return
         tally.add(found)
         if found.alarms and len(self.results.findings) < _KEPT:
-            worst = {"worst": found.to_dict()["worst"], "lse_worst": found.to_dict()["lse_worst"]}
-            self.results.findings.append({**where, "alarms": found.alarms, **worst, "choices": outcome.choices})
+            self.results.findings.append({**where, **found.to_dict(), "choices": outcome.choices})
 
     def _failed(self, where: dict[str, Any], message: str, tally: Tally) -> None:
         self.results.error_count += 1
@@ -320,7 +317,6 @@ def soundness(
     shard: Annotated[str, typer.Option(help="I/N: only this part of the combinations.")] = "0/1",
     longest: Annotated[int, typer.Option(min=0, help="Leave out classes of longer contexts.")] = LONGEST,
     out: Annotated[Path | None, typer.Option(help="Results; a run goes on from a file that exists.")] = None,
-    page: Annotated[Path | None, typer.Option(help="Keep the summary as a part of this page, and write it.")] = None,
     add: Annotated[list[Path] | None, typer.Option(help="Run nothing: add up these files into --out.")] = None,
 ) -> None:
     """Judge kernels that are believed right: every alarm is false. Prints a summary as JSON."""
@@ -338,25 +334,8 @@ def soundness(
     except Expected as error:
         print(error, file=sys.stderr)
         raise typer.Exit(error.exit_code if not isinstance(error, Stop) else error.code) from None
-    if page is not None:
-        keep(results, page)
     print(json.dumps(summary(results), indent=1))
     raise typer.Exit(exit_code(results))
-
-
-def keep(results: Results, page: Path) -> None:
-    """Make the summary the page's part on soundness, in place of the one before."""
-    own = [run["versions"] for run in results.runs]
-    made = {
-        "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
-        "device": ", ".join(sorted({run["device"] for run in results.runs})),
-        "python": ", ".join(sorted({str(v["python"]) for v in own})),
-        "torch": ", ".join(sorted({str(v["torch"]) for v in own})),
-        "seeds": len({run["seed"] for run in results.runs}),
-        "seconds": round(sum(run["seconds"] for run in results.runs)),
-    }
-    report.save(page, "soundness", summary(results), made)
-    report.write(page)
 
 
 def exit_code(results: Results) -> Exit:
