@@ -318,7 +318,8 @@ def _simulated(found: Judged, a: Arithmetic, p: Tensor, sinks: bool) -> Tensor:
         scale = scale.to(p.dtype)
         x = (p * scale).float()
         error = _cast(x, fmt, a.precision.p_rounding is Rounding.TOWARD_ZERO).sub_(x).to(p.dtype).div_(scale)
-        errors.append(error.masked_fill_(s == top, 0.0))
+        # A key at its maximum has the weight 1; one above it raises it.
+        errors.append(error.masked_fill_(s >= top, 0.0))
     return torch.stack(errors, 1)
 
 
