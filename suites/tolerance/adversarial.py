@@ -96,7 +96,8 @@ class Candidate:
 class Score:
     """Largest error over the probable bound, of out and of lse, and over the worst case (the larger of both).
 
-    Where the probable bound is the worst case, or nearly, chance plays no part: such elements count for the latter alone.
+    Where the probable bound is the worst case, or nearly, chance plays no part: these elements
+    count for the latter alone.
     """
 
     out: float
