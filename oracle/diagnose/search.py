@@ -31,7 +31,8 @@ VERIFIED = 64
 """Queries on which the diagnosis is verified: failing ones first."""
 DECISIVE = 14.0
 """Difference of twice the log-likelihood above which one hypothesis is better than another by evidence."""
-VERIFICATIONS = 12
+VERIFICATIONS = 8
+"""Hypotheses that are solved with budgets of their own."""
 RUNNERS_UP = 3
 _WORK = 1 << 21
 
@@ -103,6 +104,8 @@ class _Search:
         ranked = _ranked(c for h in self._hypotheses() if (c := self._try(h)) is not None)
         explained: list[Diagnosis] = []
         for candidate in ranked[:VERIFICATIONS]:
+            if explained and candidate.misfit > explained[0].misfit + DECISIVE:
+                continue
             found = self._verified(candidate)
             # One change proposed twice is one hypothesis.
             if found is not None and all(found.detail != other.detail for other in explained):
@@ -179,6 +182,8 @@ class _Search:
     def _verified(self, candidate: _Candidate) -> Diagnosis | None:
         """The diagnosis, if the hypothesis holds within budgets of its own of every row that is looked at."""
         hypothesis, everywhere = candidate.hypothesis, candidate.everywhere
+        if not hypothesis.given and not hypothesis.whole and not self._holds_of_screen(hypothesis):
+            return None
         ratio = 0.0
         tokens = _panel(self.scene.failing, self.screen[0], _affordable(self.scene.subject.problem, VERIFIED))
         for chunk in () if hypothesis.given else _chunks(tokens, _affordable(self.scene.subject.problem, PANEL)):
@@ -190,6 +195,13 @@ class _Search:
             ratio = max(ratio, float(fit.ratio[fit.passes].max()))
         detail = hypothesis.detail if everywhere else f"{hypothesis.detail}, {self._where()}"
         return Diagnosis(hypothesis.kind, detail, hypothesis.parameters, ratio, candidate.misfit)
+
+    def _holds_of_screen(self, hypothesis: Hypothesis) -> bool:
+        """Whether it holds within budgets of its own of the rows that were looked at first."""
+        (token, kv_head), subject = self.screen, self.scene.subject
+        heads = self.scene.heads(kv_head)
+        fit = subject.fit(hypothesis.answer(subject, (token,), kv_head), (token,), heads)
+        return bool(fit.passes[self.scene.failing[token : token + 1, heads]].all())
 
     def _where(self) -> str:
         """The failing rows in words."""
