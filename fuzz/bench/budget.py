@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import math
 
 import torch
@@ -10,7 +11,7 @@ from fuzz.bench.report import WORST_CASE, WORST_CASE_CUDA, Figure
 from fuzz.bench.timing import nothing, ratio, shown, take_turns, threads
 from oracle import philox
 from oracle.attention import solve
-from oracle.budget.worst_case import worst_case
+from oracle.budget import worst_case
 from oracle.precision import Precision
 from oracle.problem import Problem
 from oracle.rounding import round_to
@@ -19,6 +20,9 @@ SEED = 2
 REQUESTS, CONTEXT = 4, 8192
 KV_HEADS, GROUP, DIM = 4, 4, 128
 THREADS = 2
+
+SUITE = "suites.tolerance.detection"
+"""Emulated faults are a suite, above this room: it is loaded by name, as the built-in targets are."""
 
 
 def decode_problem(device: str) -> Problem:
@@ -54,3 +58,9 @@ def worst_case_cost(device: str) -> Figure:
         False,
         shown(found),
     )
+
+
+def detected() -> Figure:
+    """Share of the emulated faults that the probable budget detects."""
+    figure: Figure = importlib.import_module(SUITE).share_detected()
+    return figure

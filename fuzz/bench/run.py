@@ -18,7 +18,6 @@ NOT_YET = {
     names.PROBABLE: "there is no probable budget yet",
     names.PROBABLE_CUDA: "there is no probable budget yet",
     names.TIGHTNESS: "comes with the probable budget and its emulated kernels",
-    names.DETECTED: "comes with the probable budget and its emulated faults",
     names.FUZZ_CPU: "the naive loop to compare with is not written yet",
     names.FUZZ_CUDA: "the naive loop to compare with is not written yet",
 }
@@ -76,6 +75,7 @@ def measure(name: str, engine: Engine) -> Figure:
 _ON_CPU: dict[str, Measure] = {
     names.ORACLE_CPU: oracle.cpu_vs_sdpa,
     names.WORST_CASE: partial(budget.worst_case_cost, "cpu"),
+    names.DETECTED: budget.detected,
     names.INTERPRETER: emulator.vs_interpreter,
     names.BATCHED: emulator.batched_vs_serial,
     names.PLUGIN: plugin.import_ms,

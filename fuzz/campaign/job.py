@@ -13,9 +13,12 @@ import fuzz
 import oracle
 from fuzz import engine as engines
 from fuzz import registry
+from fuzz.buffers import Poison
 from fuzz.call import ResultError, Unsupported
 from fuzz.case import case_from_dict
 from fuzz.check import scratch
+from fuzz.check.agreement import outputs_of, to_data
+from fuzz.check.execute import execute
 from fuzz.check.result import CaseResult, Check, CheckResult
 from fuzz.check.run import check_case
 from fuzz.engine.emulator import KernelError
@@ -56,6 +59,21 @@ def run(request: dict[str, Any], progress: Callable[[str], None]) -> dict[str, A
             raise
         return _raised(error)
     return result.to_dict()
+
+
+def outputs(request: dict[str, Any], progress: Callable[[str], None]) -> dict[str, Any]:
+    """Outputs of ``request["case"]`` on ``request["target"]``, not judged: "outputs" (``agreement.to_data``), or
+    "unsupported" or "raised", one line that says what.
+    """
+    declaration, case = _targets[request["target"]], case_from_dict(request["case"])
+    try:
+        run = execute(declaration, case, Poison.POSITIVE, engines.current(), progress)
+    except Unsupported as error:
+        return {"unsupported": str(error)}
+    except (Exception, SystemExit) as error:  # noqa: BLE001 - whatever a target raises
+        unsupported = engines.unsupported_reason(error)
+        return _raised(error) | ({"raised": str(error)} if unsupported is None else {"unsupported": unsupported})
+    return {"outputs": to_data(outputs_of(run))}
 
 
 _OUR_FOLDERS = tuple(Path(str(package.__file__)).parent for package in (fuzz, oracle))

@@ -43,3 +43,20 @@ def divide(numerator: torch.Tensor, denominator: torch.Tensor) -> tuple[torch.Te
     grid = (triton.cdiv(numerator.numel(), BLOCK),)
     _divide[grid](numerator, denominator, quotient, remainder, numerator.numel(), block=BLOCK)
     return quotient, remainder
+
+
+@triton.jit
+def _multiply(a, b, start, out, rows: tl.constexpr, columns: tl.constexpr, depth: tl.constexpr):
+    row, column, k = tl.arange(0, rows), tl.arange(0, columns), tl.arange(0, depth)
+    left = tl.load(a + row[:, None] * depth + k[None, :])
+    right = tl.load(b + k[:, None] * columns + column[None, :])
+    where = row[:, None] * columns + column[None, :]
+    tl.store(out + where, tl.dot(left, right, acc=tl.load(start + where)))
+
+
+def multiply(a: torch.Tensor, b: torch.Tensor, start: torch.Tensor, warps: int) -> torch.Tensor:
+    """start [m, n] + a [m, k] @ b [k, n], float32, in one product of the matrix unit; sizes are powers of two."""
+    out = torch.empty_like(start)
+    rows, depth = a.shape
+    _multiply[(1,)](a, b, start, out, rows=rows, columns=b.shape[1], depth=depth, num_warps=warps)
+    return out

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from oracle.attention import Solution
-from oracle.budget.worst_case import Bounds
+from oracle.budget import Bounds
 from oracle.diagnose.model import Kind
 from oracle.diagnose.quick import Quick, View, view_of
 from oracle.diagnose.rows import Keys, Row, describe_rows, rows_of, visible

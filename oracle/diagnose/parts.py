@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 
 from oracle.attention import Solution
+from oracle.budget import Bounds
 from oracle.budget.formats import format_named
-from oracle.budget.worst_case import Bounds
 from oracle.diagnose.hypothesis import After, Bounded, Hypothesis
 from oracle.diagnose.model import Kind
 from oracle.diagnose.quick import View, weighted

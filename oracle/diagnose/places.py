@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from oracle.attention import Solution
-from oracle.budget.worst_case import Bounds
+from oracle.budget import Bounds
 from oracle.diagnose.hypothesis import Hypothesis
 from oracle.diagnose.model import Kind
 from oracle.diagnose.quick import Quick, View

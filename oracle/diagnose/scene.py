@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from oracle.attention import Solution
-from oracle.budget.worst_case import Bounds
+from oracle.budget import Bounds
 from oracle.diagnose.model import Surroundings
 from oracle.diagnose.quick import Quick
 from oracle.diagnose.subject import Answer, Fit, Subject

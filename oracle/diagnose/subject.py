@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 from oracle.attention import Solution, lse_with_sink, solve
+from oracle.budget import Bounds, worst_case
 from oracle.budget.formats import Format, format_named
 from oracle.budget.judge import _passes as within_budget
-from oracle.budget.worst_case import Bounds, worst_case
 from oracle.convention import Convention, EmptyLse, EmptyOut
 from oracle.kinds import LseBase
 from oracle.precision import Precision, Rounding

@@ -7,48 +7,20 @@ it strikes (which key, page, row) follows from the case's seed.
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from enum import StrEnum
 
 import torch
 from torch import Tensor
 
 from fuzz.buffers import DTYPES
 from oracle import philox
+from oracle.diagnose import Kind
 from oracle.rounding import round_to
 from suites.tolerance.kernel import FAULT_STREAM, LOG2E, Call, Change, Operands, Stage, cast
 
 
-class Kind(StrEnum):
-    """The class of a fault."""
-
-    NONE = "none"
-    WINDOW = "window"
-    CAUSAL = "causal"
-    MISSING_KEY = "missing_key"
-    EXTRA_KEY = "extra_key"
-    STALE_KEY = "stale_key"
-    PAGE = "page"
-    ROW = "row"
-    SPLIT = "split"
-    MERGE = "merge"
-    LSE_BASE = "lse_base"
-    SINK = "sink"
-    K_DESCALE = "k_descale"
-    V_DESCALE = "v_descale"
-    SCALE = "scale"
-    HEAD = "head"
-    SOFT_CAP = "soft_cap"
-    MAXIMUM = "maximum"
-    RESCALE = "rescale"
-    PRECISION = "precision"
-    DIMS = "dims"
-    OUTSIDE = "outside"
-    """none of the kinds that a diagnosis knows: unexplained is the right answer"""
-
-
 @dataclass(frozen=True)
 class Fault:
-    """`alike`: classes that the output alone cannot tell from `kind`; to name one of them is right as well."""
+    """`kind`: what a diagnosis should say. `alike`: classes that the result cannot tell from it; right as well."""
 
     name: str
     kind: Kind
@@ -420,7 +392,7 @@ COUNTED = (
     Fault("heads swapped across groups", Kind.HEAD, heads_swapped(across_groups)),
     Fault("wrong kv head", Kind.HEAD, {_O: queries_swapped, **heads_swapped(last_of_two_groups)}),
     Fault("no soft cap", Kind.SOFT_CAP, in_operands("soft_cap", lambda x: None)),
-    Fault("soft cap after the mask", Kind.SOFT_CAP, {Stage.LOGITS: cap_after_mask}),
+    Fault("soft cap after the mask", Kind.SOFT_CAP, {Stage.LOGITS: cap_after_mask}, (Kind.MASK,)),
     Fault("maximum starts at 0", Kind.MAXIMUM, {Stage.MAXIMUM: nothing}),
     Fault("last tile not rescaled", Kind.RESCALE, {Stage.KEEP: not_in_the_last_tile}),
     Fault("scores in bf16", Kind.PRECISION, {Stage.SCORES: in_dtype("bf16")}),
@@ -434,16 +406,18 @@ COUNTED = (
 """Those of the detection table."""
 
 OUTSIDE = (
-    Fault("sign of one output dim", Kind.OUTSIDE, {Stage.OUT: sign_of_one_dim}),
-    Fault("output of an earlier call", Kind.OUTSIDE, {_O: earlier_call}),
-    Fault("output dims interleaved", Kind.OUTSIDE, reordered(lambda d: d.view(2, -1).T.flatten())),
-    Fault("output halves swapped", Kind.OUTSIDE, reordered(lambda d: d.roll(len(d) // 2))),
-    Fault("output blocks transposed", Kind.OUTSIDE, reordered(lambda d: d.view(-1, 4, 4).transpose(1, 2).flatten())),
-    Fault("bit of a tile's weights flipped", Kind.OUTSIDE, {Stage.WEIGHTS: weight_bits}),
-    Fault("keys in quarters", Kind.OUTSIDE, {_O: keys_in_quarters}),
-    Fault("V of a tile halved", Kind.OUTSIDE, {Stage.VALUES: half_of_a_tile}),
-    Fault("last tile summed twice", Kind.OUTSIDE, {Stage.ADDED: added_twice}),
-    Fault("negative scores dropped", Kind.OUTSIDE, {Stage.SCORES: without_negatives}),
+    Fault("sign of one output dim", Kind.UNEXPLAINED, {Stage.OUT: sign_of_one_dim}),
+    Fault("output of an earlier call", Kind.UNEXPLAINED, {_O: earlier_call}),
+    Fault("output dims interleaved", Kind.UNEXPLAINED, reordered(lambda d: d.view(2, -1).T.flatten())),
+    Fault("output halves swapped", Kind.UNEXPLAINED, reordered(lambda d: d.roll(len(d) // 2))),
+    Fault(
+        "output blocks transposed", Kind.UNEXPLAINED, reordered(lambda d: d.view(-1, 4, 4).transpose(1, 2).flatten())
+    ),
+    Fault("bit of a tile's weights flipped", Kind.UNEXPLAINED, {Stage.WEIGHTS: weight_bits}),
+    Fault("keys in quarters", Kind.UNEXPLAINED, {_O: keys_in_quarters}),
+    Fault("V of a tile halved", Kind.UNEXPLAINED, {Stage.VALUES: half_of_a_tile}),
+    Fault("last tile summed twice", Kind.UNEXPLAINED, {Stage.ADDED: added_twice}),
+    Fault("negative scores dropped", Kind.UNEXPLAINED, {Stage.SCORES: without_negatives}),
 )
 """Of kinds that no diagnosis looks for."""
 

@@ -58,6 +58,7 @@ class Recipe:
             p_dtype=self.p_dtype,
             p_scale=self.p_scale,
             row_sum_of_rounded_p=False,
+            sink_first=False,
             tile=self.tile,
             key_order=KeyOrder.ASCENDING,
             max_splits=self.splits,
