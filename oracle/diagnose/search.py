@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from oracle.budget.bound import CONFIDENCE
 from oracle.convention import Convention
 from oracle.diagnose import conventions, fitted, keys, narrow, parts, places
 from oracle.diagnose.hypothesis import Hypothesis
@@ -46,11 +47,13 @@ def diagnose(
     input_dtype: str,
     convention: Convention | None = None,
     around: Surroundings | None = None,
+    confidence: float = CONFIDENCE,
 ) -> Diagnosis:
     """Say which change of convention or input makes the oracle reproduce what a target returned for `problem`.
 
-    out [Tq, Hq, D_v] in its dtype; lse [Tq, Hq], tokens first, in the convention's base, or None. Works on the CPU. The
-    same arguments give the same diagnosis: nothing depends on time.
+    out [Tq, Hq, D_v] in its dtype; lse [Tq, Hq], tokens first, in the convention's base, or None. confidence: of the
+    probable budget, by which rows fail. Works on the CPU. The same arguments give the same diagnosis: what is looked at
+    is limited by counts, never by time.
     """
     subject = Subject(
         problem=problem.to(torch.device("cpu")),
@@ -59,6 +62,7 @@ def diagnose(
         precision=precision or Precision(),
         input_dtype=input_dtype,
         convention=convention or Convention(source="the caller said nothing"),
+        confidence=confidence,
     )
     return _Search.of(subject, around or Surroundings()).run()
 
