@@ -43,7 +43,7 @@ class Fit:
     """How well an answer explains what was returned for some rows [T, H].
 
     passes: bool, every element within its budget. ratio: worst error over budget, inf where it has none.
-    out_square, lse_square: sums of squared errors, in units of the spacing of the output's dtype.
+    out_square, lse_square: sums of squared errors over the variances that the bounds stand for.
     """
 
     passes: Tensor
@@ -75,8 +75,8 @@ class Fit:
         return _entropy(self.out_square, count * dims), lse
 
 
-_FLOOR = 1 / 48
-"""A quarter of the variance of rounding, in units of the spacing: residuals below tell nothing."""
+_FLOOR = 0.02
+"""Of the mean of squares: errors seldom have a tenth of the deviation that bounds allow, so less tells nothing."""
 
 
 def _entropy(square: Tensor, count: int) -> float:
@@ -136,6 +136,7 @@ class Subject:
             bounds.out.masked_fill(empty.unsqueeze(-1), 0.0),
             out_format,
             self.precision.out_rounding,
+            self.confidence,
         )
         accepted, ratio = out.passes.all(-1), out.ratio.amax(-1)
         if self.lse is None:
@@ -148,6 +149,7 @@ class Subject:
             radius.masked_fill(empty, 0.0),
             format_named(self.precision.lse_dtype),
             Rounding.NEAREST_EVEN,
+            self.confidence,
         )
         return Fit(accepted & lse.passes, torch.maximum(ratio, lse.ratio), out.square.sum(-1), lse.square)
 
@@ -161,7 +163,10 @@ class _Compared:
     square: Tensor
 
     @staticmethod
-    def of(actual: Tensor, expected: Tensor, bound: Tensor, fmt: Format, rounding: Rounding) -> _Compared:
+    def of(
+        actual: Tensor, expected: Tensor, bound: Tensor, fmt: Format, rounding: Rounding, confidence: float
+    ) -> _Compared:
+        """confidence: standard deviations in a bound."""
         anything = expected.isnan() & (bound == 0)
         accepted = passes(actual, expected.masked_fill(anything, 0.0), bound, rounding) | anything
         seen = widen(actual)
@@ -173,7 +178,8 @@ class _Compared:
         ratio = torch.where(beyond == 0, 0.0, beyond / bound).nan_to_num(nan=math.inf, posinf=math.inf)
         # What failed is beyond its budget, however rounding at a power of two counts the slack.
         ratio = torch.where(accepted, ratio.clamp(max=1.0), ratio.clamp(min=1.0 + 2.0**-20))
-        return _Compared(accepted, ratio, (error / spacing).square().nan_to_num(nan=math.inf))
+        variance = spacing.square() / 12 + (bound / confidence).square()
+        return _Compared(accepted, ratio, (error.square() / variance).nan_to_num(nan=math.inf))
 
 
 def _spacing(magnitude: Tensor, fmt: Format) -> Tensor:
