@@ -56,7 +56,8 @@ class Hypothesis:
         """
         posed = rows_of(self.alter(subject.problem), tokens, self.keys, kv_head)
         rows = describe_rows(subject.problem, tokens)
-        solution, bounds = subject.solution(posed), subject.bounds(posed)
+        asked = subject.answer(posed)
+        solution, bounds = asked.solution, asked.bounds
         if self.after is not None:
             solution = self.after(view_of(posed), solution, rows)
         return Answer(solution, bounds if self.bounded is None else self.bounded(bounds, rows))

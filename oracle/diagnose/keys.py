@@ -27,7 +27,7 @@ from oracle.rounding import widen
 
 REQUESTS = 4
 """Failing requests for which keys are proposed; with more of them, a fault of single keys is not looked for."""
-_ROWS = 8
+_ROWS = 16
 _RANGE_ROWS = 4
 _PAGE_ROWS = 2
 _CUTS = 256
@@ -62,16 +62,17 @@ class Edit:
 
 def hypotheses(scene: Scene, tokens: Sequence[int]) -> Iterator[Hypothesis]:
     """Proposals for the failing rows among `tokens`."""
-    cells = _cells(scene, tokens)
+    cells = _cells(scene, tokens, scene.failing)
     if not cells or len(cells) > REQUESTS:
         return
+    # What is stored is the same for every row that reads it, also for those whose error is within budget.
+    failing_heads = scene.failing.any(0).view(scene.subject.problem.kv_heads, -1).any(1)
+    reading = failing_heads.repeat_interleave(scene.subject.problem.group).expand_as(scene.failing)
+    readers = _cells(scene, tokens, reading)
     edits: dict[int, list[Edit]] = {}
     for request, by_head in cells.items():
-        found = [
-            weights(scene.subject, scene.extended, scene.base.solution, request, kv_head, own)
-            for kv_head, own in by_head.items()
-        ]
-        edits[request] = list(_edits(scene, found))
+        found = _weights(scene, request, by_head)
+        edits[request] = [*_edits(scene, found), *_unknown(_few(_weights(scene, request, readers[request]), _ROWS))]
         if len(cells) == 1:
             yield from _windows(scene, found[0])
     if len(edits) == 1:
@@ -88,8 +89,19 @@ def hypotheses(scene: Scene, tokens: Sequence[int]) -> Iterator[Hypothesis]:
             yield _hypothesis(scene, {r: named[name] for r, named in first.items()})
 
 
-def _cells(scene: Scene, tokens: Sequence[int]) -> dict[int, dict[int, list[tuple[int, int]]]]:
-    """Failing (token, query head) with finite results, by request and kv head."""
+def _weights(scene: Scene, request: int, by_head: Mapping[int, Sequence[tuple[int, int]]]) -> list[Weights]:
+    return [
+        weights(scene.subject, scene.extended, scene.base.solution, request, kv_head, own)
+        for kv_head, own in by_head.items()
+    ]
+
+
+def _few(found: Sequence[Weights], most: int) -> list[Weights]:
+    return [x.few(most) for x in found]
+
+
+def _cells(scene: Scene, tokens: Sequence[int], wanted: Tensor) -> dict[int, dict[int, list[tuple[int, int]]]]:
+    """The (token, query head) that are `wanted` and have finite results, by request and kv head."""
     subject = scene.subject
     finite = widen(subject.out).isfinite().all(-1)
     if subject.lse is not None:
@@ -97,7 +109,7 @@ def _cells(scene: Scene, tokens: Sequence[int]) -> dict[int, dict[int, list[tupl
     finite &= scene.base.solution.lse.isfinite()
     found: dict[int, dict[int, list[tuple[int, int]]]] = {}
     for row in describe_rows(subject.problem, tokens):
-        for head in (scene.failing[row.token] & finite[row.token]).nonzero().flatten().tolist():
+        for head in (wanted[row.token] & finite[row.token]).nonzero().flatten().tolist():
             by_head = found.setdefault(row.request, {})
             by_head.setdefault(head // subject.problem.group, []).append((row.token, head))
     return found
@@ -110,13 +122,12 @@ def _best(score: Tensor, most: int = _BEST) -> list[int]:
 
 
 def _edits(scene: Scene, found: Sequence[Weights]) -> Iterator[Edit]:
-    few = [x.few(_ROWS) for x in found]
+    few = _few(found, _ROWS)
     yield from _tails(few)
     yield from _single(few)
-    yield from _ranges(scene, [x.few(_RANGE_ROWS) for x in found])
+    yield from _ranges(scene, _few(found, _RANGE_ROWS))
     yield from _ranks(few)
-    yield from _pages(scene, [x.few(_PAGE_ROWS) for x in found])
-    yield from _unknown(few)
+    yield from _pages(scene, _few(found, _PAGE_ROWS))
 
 
 def _sum(found: Sequence[Weights], score: Callable[[Weights], Tensor]) -> Tensor:

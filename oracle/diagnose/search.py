@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from oracle.budget.bound import CONFIDENCE
 from oracle.convention import Convention
 from oracle.diagnose import conventions, fitted, keys, narrow, parts, places
 from oracle.diagnose.hypothesis import Hypothesis
@@ -31,7 +32,8 @@ VERIFIED = 64
 """Queries on which the diagnosis is verified: failing ones first."""
 DECISIVE = 14.0
 """Difference of twice the log-likelihood above which one hypothesis is better than another by evidence."""
-VERIFICATIONS = 12
+VERIFICATIONS = 8
+"""Hypotheses that are solved with budgets of their own."""
 RUNNERS_UP = 3
 _WORK = 1 << 21
 
@@ -45,11 +47,13 @@ def diagnose(
     input_dtype: str,
     convention: Convention | None = None,
     around: Surroundings | None = None,
+    confidence: float = CONFIDENCE,
 ) -> Diagnosis:
     """Say which change of convention or input makes the oracle reproduce what a target returned for `problem`.
 
-    out [Tq, Hq, D_v] in its dtype; lse [Tq, Hq], tokens first, in the convention's base, or None. Works on the CPU. The
-    same arguments give the same diagnosis: nothing depends on time.
+    out [Tq, Hq, D_v] in its dtype; lse [Tq, Hq], tokens first, in the convention's base, or None. confidence: of the
+    probable budget, by which rows fail. Works on the CPU. The same arguments give the same diagnosis: what is looked at
+    is limited by counts, never by time.
     """
     subject = Subject(
         problem=problem.to(torch.device("cpu")),
@@ -58,6 +62,7 @@ def diagnose(
         precision=precision or Precision(),
         input_dtype=input_dtype,
         convention=convention or Convention(source="the caller said nothing"),
+        confidence=confidence,
     )
     return _Search.of(subject, around or Surroundings()).run()
 
@@ -103,6 +108,8 @@ class _Search:
         ranked = _ranked(c for h in self._hypotheses() if (c := self._try(h)) is not None)
         explained: list[Diagnosis] = []
         for candidate in ranked[:VERIFICATIONS]:
+            if explained and candidate.misfit > explained[0].misfit + DECISIVE:
+                continue
             found = self._verified(candidate)
             # One change proposed twice is one hypothesis.
             if found is not None and all(found.detail != other.detail for other in explained):
@@ -179,6 +186,8 @@ class _Search:
     def _verified(self, candidate: _Candidate) -> Diagnosis | None:
         """The diagnosis, if the hypothesis holds within budgets of its own of every row that is looked at."""
         hypothesis, everywhere = candidate.hypothesis, candidate.everywhere
+        if not hypothesis.given and not hypothesis.whole and not self._holds_of_screen(hypothesis):
+            return None
         ratio = 0.0
         tokens = _panel(self.scene.failing, self.screen[0], _affordable(self.scene.subject.problem, VERIFIED))
         for chunk in () if hypothesis.given else _chunks(tokens, _affordable(self.scene.subject.problem, PANEL)):
@@ -190,6 +199,13 @@ class _Search:
             ratio = max(ratio, float(fit.ratio[fit.passes].max()))
         detail = hypothesis.detail if everywhere else f"{hypothesis.detail}, {self._where()}"
         return Diagnosis(hypothesis.kind, detail, hypothesis.parameters, ratio, candidate.misfit)
+
+    def _holds_of_screen(self, hypothesis: Hypothesis) -> bool:
+        """Whether it holds within budgets of its own of the rows that were looked at first."""
+        (token, kv_head), subject = self.screen, self.scene.subject
+        heads = self.scene.heads(kv_head)
+        fit = subject.fit(hypothesis.answer(subject, (token,), kv_head), (token,), heads)
+        return bool(fit.passes[self.scene.failing[token : token + 1, heads]].all())
 
     def _where(self) -> str:
         """The failing rows in words."""

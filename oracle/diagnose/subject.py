@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 from oracle.attention import Solution, lse_with_sink, solve
-from oracle.budget import Bounds, worst_case
-from oracle.budget.formats import Format, format_named
-from oracle.budget.judge import _passes as within_budget
+from oracle.budget import Bounds, probable
+from oracle.budget.formats import FORMAT_OF_DTYPE, Format, format_named
+from oracle.budget.judge import passes
 from oracle.convention import Convention, EmptyLse, EmptyOut
 from oracle.kinds import LseBase
 from oracle.precision import Precision, Rounding
@@ -43,7 +43,7 @@ class Fit:
     """How well an answer explains what was returned for some rows [T, H].
 
     passes: bool, every element within its budget. ratio: worst error over budget, inf where it has none.
-    out_square, lse_square: sums of squared errors, in units of the spacing of the output's dtype.
+    out_square, lse_square: sums of squared errors over the variances that the bounds stand for.
     """
 
     passes: Tensor
@@ -75,8 +75,8 @@ class Fit:
         return _entropy(self.out_square, count * dims), lse
 
 
-_FLOOR = 1 / 48
-"""A quarter of the variance of rounding, in units of the spacing: residuals below tell nothing."""
+_FLOOR = 0.02
+"""Of the mean of squares: errors seldom have a tenth of the deviation that bounds allow, so less tells nothing."""
 
 
 def _entropy(square: Tensor, count: int) -> float:
@@ -97,6 +97,7 @@ class Subject:
     precision: Precision
     input_dtype: str
     convention: Convention
+    confidence: float
 
     @property
     def unit(self) -> float:
@@ -105,11 +106,16 @@ class Subject:
 
     def answer(self, posed: Problem) -> Answer:
         """What a right kernel returns for a problem, if it keeps to the convention and precision."""
-        return Answer(self.solution(posed), self.bounds(posed))
-
-    def solution(self, posed: Problem) -> Solution:
-        """As `answer`, without bounds."""
-        return self.in_convention(solve(posed), posed.sinks)
+        solution = solve(posed)
+        bounds = probable(
+            posed,
+            self.precision,
+            input_dtype=self.input_dtype,
+            lse_includes_sink=self.convention.lse_includes_sink,
+            confidence=self.confidence,
+            solution=solution,
+        )
+        return Answer(self.in_convention(solution, posed.sinks), bounds)
 
     def in_convention(self, solution: Solution, sinks: Tensor | None) -> Solution:
         """A solution of the oracle with the log-sum-exp that the convention asks for, in natural units."""
@@ -117,21 +123,12 @@ class Subject:
             return Solution(solution.out, lse_with_sink(solution.lse, sinks))
         return solution
 
-    def bounds(self, posed: Problem) -> Bounds:
-        """As `answer`, without solution."""
-        return worst_case(
-            posed,
-            self.precision,
-            input_dtype=self.input_dtype,
-            lse_includes_sink=self.convention.lse_includes_sink,
-        )
-
     def fit(self, answer: Answer, tokens: Sequence[int] | None = None, heads: slice = slice(None)) -> Fit:
         """Compare what was returned for some tokens (None: all) and heads with an answer for those rows."""
         index = slice(None) if tokens is None else torch.tensor(list(tokens), dtype=torch.int64)
         solution, bounds = answer.solution, answer.bounds
         empty = (bounds.keys == 0).unsqueeze(-1)
-        out_format = format_named(_name_of(self.out.dtype))
+        out_format = FORMAT_OF_DTYPE[self.out.dtype]
         zero = 0.0 if self.convention.empty_out is EmptyOut.ZERO else math.nan
         out = _Compared.of(
             self.out[index][:, heads],
@@ -139,10 +136,11 @@ class Subject:
             bounds.out.masked_fill(empty.unsqueeze(-1), 0.0),
             out_format,
             self.precision.out_rounding,
+            self.confidence,
         )
-        passes, ratio = out.passes.all(-1), out.ratio.amax(-1)
+        accepted, ratio = out.passes.all(-1), out.ratio.amax(-1)
         if self.lse is None:
-            return Fit(passes, ratio, out.square.sum(-1), None)
+            return Fit(accepted, ratio, out.square.sum(-1), None)
         expected = solution.lse.masked_fill(empty, EMPTY_LSE[self.convention.empty_lse]) * self.unit
         radius = bounds.lse * self.unit + (solution.lse * self.unit).abs().nan_to_num(posinf=0.0) * 2.0**-51
         lse = _Compared.of(
@@ -151,14 +149,9 @@ class Subject:
             radius.masked_fill(empty, 0.0),
             format_named(self.precision.lse_dtype),
             Rounding.NEAREST_EVEN,
+            self.confidence,
         )
-        return Fit(passes & lse.passes, torch.maximum(ratio, lse.ratio), out.square.sum(-1), lse.square)
-
-
-def _name_of(dtype: torch.dtype) -> str:
-    from oracle.budget.formats import FORMAT_OF_DTYPE
-
-    return FORMAT_OF_DTYPE[dtype].name
+        return Fit(accepted & lse.passes, torch.maximum(ratio, lse.ratio), out.square.sum(-1), lse.square)
 
 
 @dataclass(frozen=True, eq=False)
@@ -170,19 +163,23 @@ class _Compared:
     square: Tensor
 
     @staticmethod
-    def of(actual: Tensor, expected: Tensor, bound: Tensor, fmt: Format, rounding: Rounding) -> _Compared:
+    def of(
+        actual: Tensor, expected: Tensor, bound: Tensor, fmt: Format, rounding: Rounding, confidence: float
+    ) -> _Compared:
+        """confidence: standard deviations in a bound."""
         anything = expected.isnan() & (bound == 0)
-        passes = within_budget(actual, expected.masked_fill(anything, 0.0), bound, rounding) | anything
+        accepted = passes(actual, expected.masked_fill(anything, 0.0), bound, rounding) | anything
         seen = widen(actual)
         spacing = _spacing(torch.maximum(seen.abs(), expected.abs()).nan_to_num(0.0, 0.0, 0.0), fmt)
         error = (seen - expected).abs()
-        error = error.masked_fill((seen == expected) | (passes & ~error.isfinite()), 0.0)
+        error = error.masked_fill((seen == expected) | (accepted & ~error.isfinite()), 0.0)
         slack = spacing / 2 if rounding is Rounding.NEAREST_EVEN else spacing
         beyond = (error - slack).clamp(min=0.0)
         ratio = torch.where(beyond == 0, 0.0, beyond / bound).nan_to_num(nan=math.inf, posinf=math.inf)
         # What failed is beyond its budget, however rounding at a power of two counts the slack.
-        ratio = torch.where(passes, ratio.clamp(max=1.0), ratio.clamp(min=1.0 + 2.0**-20))
-        return _Compared(passes, ratio, (error / spacing).square().nan_to_num(nan=math.inf))
+        ratio = torch.where(accepted, ratio.clamp(max=1.0), ratio.clamp(min=1.0 + 2.0**-20))
+        variance = spacing.square() / 12 + (bound / confidence).square()
+        return _Compared(accepted, ratio, (error.square() / variance).nan_to_num(nan=math.inf))
 
 
 def _spacing(magnitude: Tensor, fmt: Format) -> Tensor:
