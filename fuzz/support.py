@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from fuzz.case import Case, Pool, Prefix
 from fuzz.features import labels
+from fuzz.probes import unfit
 from fuzz.space import Space
 from oracle.declare import Declaration
 from oracle.kinds import KVLayout, Operation
@@ -28,4 +29,4 @@ def unsupported(declaration: Declaration, case: Case) -> str | None:
     for name, label in sorted(labels(case)):
         if name in dimensions and name != "length" and label not in dimensions[name]:
             return f"{name} {label} is not declared; declared: {', '.join(dimensions[name])}"
-    return None
+    return unfit(case)
