@@ -7,7 +7,7 @@ standard library. Formulas that read these fields live in ``oracle.budget``.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from enum import StrEnum
 
 
@@ -61,6 +61,19 @@ class MatrixUnit:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Citation:
+    """A version of a file that a precision was read from.
+
+    ``file`` begins with its package's name; ``lines`` such as ``96-259, 667-738``; ``sha256`` of the whole file, so
+    that a change of the source is noticed.
+    """
+
+    file: str
+    lines: str
+    sha256: str
+
+
+@dataclass(frozen=True, kw_only=True)
 class Precision:
     """What a target may round, as bounds. A default is the loosest honest assumption.
 
@@ -69,14 +82,17 @@ class Precision:
     """
 
     source: str = "default"
-    source_hash: str | None = None
-    """SHA-256 of the cited source file, so that a change of the source is noticed."""
+    """The functions that it was read from, and what they round."""
+    cited: tuple[Citation, ...] = ()
+    """Where they are: one file for each version that was read."""
 
     out_rounding: Rounding = Rounding.NEAREST_EVEN
     lse_dtype: str = "fp32"
 
     q_cast: str | None = None
     """dtype that the query is cast to inside the target."""
+    kv_cast: str | None = "input"
+    """dtype that keys and values are cast to once their descales are multiplied in; None: used as stored."""
     qk: MatrixUnit = MatrixUnit()
     qk_product: str | None = "input"
     """dtype that each elementwise product q*k is rounded to before the sum; None: it is not."""
@@ -114,6 +130,11 @@ class Precision:
                 raise ValueError(f"precision.{name}: {getattr(self, name)}; at least 1")
         if self.p_scale <= 0:
             raise ValueError(f"precision.p_scale: {self.p_scale}; above 0")
+
+    def unset(self) -> tuple[str, ...]:
+        """Names of the fields that are at their defaults, apart from those that say where it was read."""
+        own = (f for f in fields(self) if f.name not in ("source", "cited"))
+        return tuple(f.name for f in own if getattr(self, f.name) == f.default)
 
 
 EXACT_COPY = Precision(source="a copy: bits are preserved")

@@ -34,7 +34,7 @@ def attention_values(declaration: Declaration, run: Execution) -> CaseResult:
     problem, case = run.instance.problem, run.instance.case
     if problem is None:
         raise TypeError(f"{case.operation} poses no attention problem")
-    convention, precision = declaration.convention, declaration.precision_for(case.dtype)
+    convention, precision = declaration.convention, declaration.precision_for(case.dtype, case.kv_dtype)
     solution = solve(problem)
     if convention.lse_includes_sink and problem.sinks is not None:
         solution = type(solution)(solution.out, lse_with_sink(solution.lse, problem.sinks))

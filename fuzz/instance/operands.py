@@ -59,10 +59,17 @@ def scale_of(case: Case) -> float:
 
 
 def descale(granularity: str, stream: Stream, case: Case) -> Tensor | None:
-    """Descale factors, float32 on the CPU: [1] for a tensor, [H] for heads; unequal and not 1."""
+    """Descale factors, float32 on the CPU; unequal and not 1.
+
+    [1] for a tensor, [H] for heads, [T, H] for tokens: one for each key of each kv head.
+    """
+    shapes = {
+        Granularity.TENSOR: (1,),
+        Granularity.HEAD: (case.num_kv_heads,),
+        Granularity.TOKEN: (sum(case.context_lens), case.num_kv_heads),
+    }
     if granularity == Granularity.NONE:
         return None
-    count = 1 if granularity == Granularity.TENSOR else case.num_kv_heads
     # 0.5 to 1.5 in steps of 1/128, never 1.
-    drawn = philox.uniform_int(case.seed, stream, (count,), 0, 127)
+    drawn = philox.uniform_int(case.seed, stream, shapes[Granularity(granularity)], 0, 127)
     return (64 + drawn + (drawn >= 64)).float() / 128

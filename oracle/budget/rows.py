@@ -69,6 +69,7 @@ class Arithmetic:
     def __init__(self, precision: Precision, input_dtype: str, count: Tensor) -> None:
         self.precision = precision
         self.q_cast = _format(precision.q_cast, input_dtype)
+        self.kv_cast = _format(precision.kv_cast, input_dtype)
         self.product = _format(precision.qk_product, input_dtype)
         self.logit = format_named(precision.logit_dtype, input_dtype)
         self.p = _format(precision.p_dtype, input_dtype)
@@ -119,7 +120,15 @@ def _logits(rows: Rows, a: Arithmetic) -> tuple[Tensor, Tensor]:
         cast_error = (_cast_error(rows.q, a.q_cast, a) * rows.q_factor.abs()) @ k_size
         size += cast_error
         cast_error = cast_error.mul_(rows.k_factor.abs())
+    key_error = _kv_cast_error(rows.k * rows.k_factor.transpose(1, 2), a)
+    if key_error is not None:
+        # The query that they meet may be a cast one.
+        query = q.abs() if a.q_cast is None else q.abs() + _cast_error(rows.q, a.q_cast, a) * rows.q_factor.abs()
+        key_error = query @ key_error.transpose(1, 2)
+        cast_error = cast_error + key_error
     size *= rows.k_factor.abs()
+    if key_error is not None:
+        size = size + key_error
     dim = rows.q.shape[2]
     growth = float(contraction(p.qk, torch.tensor(float(dim), dtype=torch.float64)))
     product = 0.0 if a.product is None else a.product.unit_roundoff
@@ -144,6 +153,14 @@ def _cast_error(x: Tensor, fmt: Format, a: Arithmetic) -> Tensor:
     error = torch.clamp(x.abs() * fmt.unit_roundoff, min=a.absolute(fmt))
     error.masked_fill_(widen(round_to(x, fmt.dtype)) == x, 0.0)
     return error.masked_fill_(x.abs() > fmt.max, math.inf)
+
+
+def _kv_cast_error(x: Tensor, a: Arithmetic) -> Tensor | None:
+    """Bound on the error of casting descaled keys or values; None where there is no cast, or no error."""
+    if a.kv_cast is None:
+        return None
+    error = _cast_error(x, a.kv_cast, a)
+    return error if bool(error.any()) else None
 
 
 def _round_logit(s: Tensor, error: Tensor, units: Tensor, a: Arithmetic) -> Tensor:
@@ -300,6 +317,10 @@ class _Sums:
                 spread = values.spread(moved, cast, size, out)
                 rounded = spread if in_sum else torch.maximum(spread, rounded)
             size = size + grown @ values.size
+        value_error = _kv_cast_error(v, a)
+        if value_error is not None:
+            moved_values = (grown if a.p is None else grown + moved) @ value_error
+            rounded, size = rounded + moved_values, size + moved_values
         return _Sums(
             spread=values.spread(weights.excess, excess, weights.excess @ values.size, out),
             rounded=rounded,

@@ -99,6 +99,15 @@ def test_precision_by_dtype() -> None:
     assert declaration is not None
     assert declaration.precision_for("fp32") is exact
     assert declaration.precision_for("bf16") == Precision()
+    assert declaration.precision_for("bf16", "fp32") is exact
+    assert declaration.precision_for("fp32", "e4m3fn") is exact
+    assert declaration.precision_for("bf16", "e4m3fn") == Precision()
+
+
+def test_fields_at_their_defaults_are_named() -> None:
+    assert "p_dtype" in Precision().unset()
+    assert "p_dtype" not in Precision(source="here", p_dtype=None).unset()
+    assert not {"source", "cited"} & set(Precision().unset())
 
 
 @pytest.mark.parametrize("changes", [{"tile": 0}, {"max_splits": 0}, {"ranks": 0}, {"p_scale": 0.0}])

@@ -116,6 +116,14 @@ class _Files:
         return made
 
 
+def other_arch(device: Device, engine: Engine) -> str | None:
+    """Why a target of ``device``'s architecture cannot run on the GPU of this machine, in one line, or None."""
+    if engine is not Engine.HIP or not torch.cuda.is_available():
+        return None
+    here = str(torch.cuda.get_device_properties(0).gcnArchName).partition(":")[0]
+    return None if here == device.arch else f"this GPU is {here}, the target is of {device.arch}"
+
+
 def amd_device(default: Device) -> Device:
     """The AMD machine that this process pretends to be; ``default`` where it pretends to be none, or another's."""
     machine = pretended()
@@ -129,6 +137,9 @@ def amd_arch(default: Device) -> str:
         return machine.arch or ""
     return str(torch.cuda.get_device_properties(0).gcnArchName).partition(":")[0]
 
+
+FP8_DTYPE = {"gfx942": "e4m3fnuz", "gfx950": "e4m3fn"}
+"""The 8-bit format that AMD's libraries store by default, by architecture."""
 
 AITER = SourceTree("aiter", "ATTN_ORACLE_AITER", "pip install --no-deps amd-aiter, or ATTN_ORACLE_AITER=FOLDER")
 TOKENSPEED = SourceTree(
