@@ -34,9 +34,9 @@ class LedgerError(Expected, ValueError):
 class Defect:
     """One entry.
 
-    ``targets`` are those of one source: each shows the defect by the entry's case. ``checks`` lists every check by which the defect shows (an engine may crash where another reports an
-    address); ``diagnosis`` is a class, None matches any; ``features`` maps a feature to the labels that
-    trigger it; ``upstream`` is a public reference or "unreported".
+    Each of ``targets`` shows the defect by the entry's case. ``checks`` lists every check by which the defect
+    shows (an engine may crash where another reports an address); ``diagnosis`` is a class, None matches any;
+    ``features`` maps a feature to the labels that trigger it; ``upstream`` is a public reference or "unreported".
     """
 
     id: str

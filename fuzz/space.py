@@ -87,6 +87,9 @@ class Space:
         if self.declaration.operation is Operation.LSE_MERGE:
             # Rows to merge know no partition of keys.
             lengths = [n for n in lengths if not n.startswith("partition")]
+        if self.declaration.operation is not Operation.PAGED_DECODE:
+            # So many keys are for kernels that split them.
+            lengths = [n for n in lengths if n != "partitions"]
         if self.declaration.operation is Operation.PAGED_DECODE and "empty" not in features:
             lengths.remove("zero")
         return {
@@ -150,7 +153,7 @@ class Space:
             "causal": ("yes", "no") if "non_causal" in features else ("yes",),
             "window": windows[:1] if limited else windows,
             "sinks": tuple(Sink) if sinks else (Sink.NONE,),
-            "soft_cap": ("off", "on") if convention.soft_cap and "soft_cap" in features else ("off",),
+            "soft_cap": ("off", "on", "saturated") if convention.soft_cap and "soft_cap" in features else ("off",),
             "scale": ("default", "small", "large") if "custom_scale" in features else ("default",),
             "k_descale": _GRANULARITIES[convention.descales.k],
             "v_descale": _GRANULARITIES[convention.descales.v],
@@ -209,7 +212,7 @@ class Space:
             causal=picked.get("causal", "yes") == "yes",
             window=_window(picked.get("window", "off"), page_size, chooser),
             sinks=Sink(picked.get("sinks", Sink.NONE)),
-            soft_cap=None if picked.get("soft_cap", "off") == "off" else 5.0,
+            soft_cap={"off": None, "on": 5.0, "saturated": 0.01}[picked.get("soft_cap", "off")],
             scale={"default": None, "small": 0.02, "large": 0.5}[picked.get("scale", "default")],
             q_descale=Granularity.NONE,
             k_descale=k_descale,
