@@ -83,9 +83,9 @@ def shared_labels(case: Case) -> set[Feature]:
     if case.window is not None:
         # Never drawn for themselves: they keep ledger entries about windows narrow.
         queries = max(case.query_lens, default=0)
-        beyond = any(length + queries > case.window for length in case.context_lens)
         found.add(("window_keys", "within_queries" if case.window <= queries else "above_queries"))
-        found.add(("contexts", "beyond_window" if beyond else "within_window"))
+        cut = {length + queries > case.window for length in case.context_lens}
+        found |= {("contexts", "beyond_window" if beyond else "within_window") for beyond in cut}
     ranks = {"first": 0, "middle": case.parts // 2, "last": case.parts - 1}
     return found | {("rank", name) for name, rank in ranks.items() if rank == case.rank}
 
