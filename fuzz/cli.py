@@ -82,26 +82,15 @@ def doctor(as_json: Json = False) -> None:
 def targets(as_json: Json = False, modules: Modules = None) -> None:
     """List every target, its engines here, or why it cannot run here."""
     from fuzz import registry
+    from fuzz.report.targets import lines, to_dict
 
     known = registry.load(modules or ())
     rows = {name: {engine: registry.why_not(d, engine) for engine in Engine} for name, d in known.items()}
     if as_json:
-        listed = {
-            name: {
-                "operation": d.operation,
-                "engines": rows[name],
-                "convention_source": d.convention.source,
-            }
-            for name, d in known.items()
-        }
-        _print_json({"schema": 1, "targets": listed})
+        _print_json({"schema": 1, "targets": {name: to_dict(d, rows[name]) for name, d in known.items()}})
         return
     for name, declaration in known.items():
-        works = [engine.value for engine, reason in rows[name].items() if reason is None]
-        print(f"{name}  {declaration.operation}  {', '.join(works) or 'cannot run here'}")
-        for engine, reason in rows[name].items():
-            if reason is not None:
-                print(f"    {reason}" if reason.startswith(engine) else f"    {engine}: {reason}")
+        print("\n".join(lines(declaration, rows[name])))
 
 
 @app.command()

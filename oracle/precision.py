@@ -7,7 +7,7 @@ standard library. Formulas that read these fields live in ``oracle.budget``.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from enum import StrEnum
 
 
@@ -131,11 +131,15 @@ class Precision:
         if self.p_scale <= 0:
             raise ValueError(f"precision.p_scale: {self.p_scale}; above 0")
 
-    def unset(self) -> tuple[str, ...]:
-        """Names of the fields that are at their defaults, apart from those that say where it was read."""
-        own = (f for f in fields(self) if f.name not in ("source", "cited"))
-        return tuple(f.name for f in own if getattr(self, f.name) == f.default)
+    def loosest(self) -> tuple[str, ...]:
+        """Names of the fields that are left at a loose assumption; the defaults of the others assume nothing."""
+        return tuple(name for name in _LOOSE if getattr(self, name) == getattr(Precision, name))
 
+
+_LOOSE = (
+    *("kv_cast", "qk", "qk_product", "scale_error", "tanh_error", "exp_error", "exp_argument_roundings", "log_error"),
+    *("p_dtype", "row_sum_of_rounded_p", "pv", "tile", "key_order", "rank_ownership", "flush_subnormals"),
+)
 
 EXACT_COPY = Precision(source="a copy: bits are preserved")
 """For operations that move data and compute nothing on it."""

@@ -70,9 +70,9 @@ def _judged(
         lse_base=base,
     )
     # A tally without elements (an empty batch) has nothing to say and is left out.
-    checks = [_result(Check.VALUES, judgement.out, out)] if judgement.out.elements else []
+    checks = [_result(Check.VALUES, judgement.out, out, precision)] if judgement.out.elements else []
     if judgement.lse is not None and lse is not None and judgement.lse.elements:
-        checks.append(_result(Check.LSE, judgement.lse, lse))
+        checks.append(_result(Check.LSE, judgement.lse, lse, precision))
     tallies = [t for t in (judgement.out, judgement.lse) if t is not None]
     ratios = [t.worst.ratio for t in tallies if t.worst is not None and math.isfinite(t.worst.ratio)]
     return CaseResult(
@@ -83,7 +83,7 @@ def _judged(
     )
 
 
-def _result(check: Check, tally: Tally, actual: Tensor) -> CheckResult:
+def _result(check: Check, tally: Tally, actual: Tensor, precision: Precision) -> CheckResult:
     if tally.worst is None or tally.verdict is Verdict.PASS:
         return CheckResult(check, tally.verdict)
     worst = tally.worst
@@ -107,5 +107,7 @@ def _result(check: Check, tally: Tally, actual: Tensor) -> CheckResult:
         "elements": tally.elements,
         "failing_rows": [list(row) for row in tally.first_failing_rows],
         "dtype": str(actual.dtype),
+        "precision": precision.source,
+        "loosest": list(precision.loosest()),
     }
     return CheckResult(check, tally.verdict, message, evidence)

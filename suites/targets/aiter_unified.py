@@ -56,7 +56,7 @@ CONVENTION = Convention(
 CITED = (
     Citation(
         file="aiter/ops/triton/_triton_kernels/unified_attention.py",
-        lines="58-377, 388-694, 697-790",
+        lines="54-376, 381-690, 693-784",
         sha256="1b7ef850807bba8d4d2831ddc4e05dbefb58797140a4d8b8928822c2a5abc801",
     ),
 )
