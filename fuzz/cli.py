@@ -197,6 +197,7 @@ def compile_kernels(
     arch: Annotated[str, typer.Option(metavar="A,B", help="GPUs to compile for.")] = "gfx942,gfx950,sm_90",
     seed: Seed = 0,
     jobs: Jobs = None,
+    no_ledger: Annotated[bool, typer.Option("--no-ledger", help="Report known defects as new.")] = False,
     modules: Modules = None,
     as_json: Json = False,
 ) -> None:
@@ -210,6 +211,7 @@ def compile_kernels(
         seed=seed,
         jobs=jobs,
         modules=tuple(modules or ()),
+        use_ledger=not no_ledger,
         as_json=as_json,
     )
 

@@ -61,8 +61,8 @@ CITED = (
     ),
 )
 TILED = Precision(
-    source="kernel_unified_attention_2d: float32 products, weights cast to the dtype of the query, denominators of "
-    "unrounded weights, tanh by exponentials",
+    source="kernel_unified_attention_2d, _3d and reduce_segments: float32 products, weights cast to the dtype of the "
+    "query, denominators of unrounded weights, tanh by exponentials, partial results in float32",
     cited=CITED,
     kv_cast=None,
     qk_product=None,
@@ -70,10 +70,11 @@ TILED = Precision(
     row_sum_of_rounded_p=False,
     tanh_error=2.0**-20,
     tile=16,
+    max_splits=128,
 )
 OF_FP8 = replace(
     TILED,
-    source="kernel_unified_attention_2d: as for other caches, but fp8 keys and values times their descales are cast "
+    source="the same kernels: as for other caches, but fp8 keys and values times their descales are cast "
     "to the dtype of the query",
     kv_cast="input",
 )
@@ -137,17 +138,14 @@ def _run(
     return out
 
 
-def _declared(
-    name: str, precisions: tuple[Precision, Precision], supports: Supports, longest: int, device: Device
-) -> Callable[..., Tensor]:
-    """A target for one path through the kernels, on one architecture. ``precisions``: as usual, and for fp8 caches."""
+def _declared(name: str, supports: Supports, longest: int, device: Device) -> Callable[..., Tensor]:
+    """A target for one path through the kernels, on one architecture; ``longest``: the context that is announced."""
     gfx950 = device is MI350X
     fp8 = FP8_DTYPE[device.arch or ""]
-    usual, of_fp8 = precisions
     attach = declare.paged_decode(
         name=f"aiter.triton.unified_attention{name}{'.gfx950' if gfx950 else ''}",
         convention=replace(CONVENTION, fp8_flavour=Fp8Flavour.FN if gfx950 else Fp8Flavour.FNUZ),
-        precision={"bf16": usual, "fp16": usual, fp8: of_fp8},
+        precision={"bf16": TILED, "fp16": TILED, fp8: OF_FP8},
         supports=replace(supports, archs=(device.arch or "",), kv_dtypes=(fp8,)),
         engines=(Engine.EMULATOR, Engine.HIP),
         unavailable=lambda engine: other_arch(device, engine) or AITER.missing(FILES, engine),
@@ -160,16 +158,11 @@ def _declared(
     return attach(target)
 
 
-SEGMENTS = "kernel_unified_attention_3d and reduce_segments: as the 2D kernel, partial results in float32"
-SPLIT = (
-    replace(TILED, source=SEGMENTS, max_splits=128),
-    replace(OF_FP8, source=f"{SEGMENTS}; fp8 as there", max_splits=128),
-)
 NO_WINDOW = replace(SUPPORTS, features=SUPPORTS.features - {"window"})
 
-# The 2D kernel: contexts are no longer than 512. And as in a captured graph, whose longest context is announced as
-# longer than any is: the 3D kernel.
-unified_attention = _declared("", (TILED, OF_FP8), SUPPORTS, 0, MI300X)
-unified_attention_gfx950 = _declared("", (TILED, OF_FP8), SUPPORTS, 0, MI350X)
-unified_attention_segments = _declared(".segments", SPLIT, NO_WINDOW, SEGMENTED, MI300X)
-unified_attention_segments_gfx950 = _declared(".segments", SPLIT, NO_WINDOW, SEGMENTED, MI350X)
+# Contexts of up to 512 keys, and windows: the 2D kernel; others the 3D kernel. And as in a captured graph, whose
+# longest context is announced as longer than any is: the 3D kernel.
+unified_attention = _declared("", SUPPORTS, 0, MI300X)
+unified_attention_gfx950 = _declared("", SUPPORTS, 0, MI350X)
+unified_attention_segments = _declared(".segments", NO_WINDOW, SEGMENTED, MI300X)
+unified_attention_segments_gfx950 = _declared(".segments", NO_WINDOW, SEGMENTED, MI350X)
