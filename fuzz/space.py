@@ -8,13 +8,14 @@ that nobody drew: minimised, mutated or written by hand.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import combinations
 from typing import Protocol, TypeVar
 
 from fuzz.case import MAX_TOKENS, Case, Placement, Pool, Prefix, Probe, Sink, Skip, SlotMap, States
 from fuzz.features import LENGTHS, PARTITION, Feature, labels
+from fuzz.probes import DESIGNS, unfit
 from oracle.convention import Granularity, SinkUnits, WindowMeaning
 from oracle.declare import Declaration
 from oracle.kinds import Operation
@@ -78,6 +79,9 @@ class Space:
             in_pool = operation is Operation.PAGED_DECODE or self.declaration.convention.prefix_in_pool
             own = self._attention() | (self._pool() if in_pool else {})
         dimensions = self._common() | own
+        if "probe" not in dimensions:
+            # First, since what a probe needs decides what else may be drawn.
+            dimensions = {"probe": _probes(dimensions)} | dimensions
         object.__setattr__(self, "dimensions", {name: labels for name, labels in dimensions.items() if labels})
 
     def _common(self) -> dict[str, tuple[str, ...]]:
@@ -157,7 +161,6 @@ class Space:
             "scale": ("default", "small", "large") if "custom_scale" in features else ("default",),
             "k_descale": _GRANULARITIES[convention.descales.k],
             "v_descale": _GRANULARITIES[convention.descales.v],
-            "probe": (Probe.NORMAL, Probe.CONSTANT_V),
         }
 
     def _queries(self) -> tuple[str, ...]:
@@ -176,9 +179,21 @@ class Space:
 
     def draw(self, chooser: Chooser) -> Case:
         """A case inside the declared capabilities."""
-        picked = {name: chooser.choose(name, labels) for name, labels in self.dimensions.items() if name != "length"}
+        picked: dict[str, str] = {}
+        for name in self.dimensions:
+            if name != "length":
+                picked[name] = chooser.choose(name, self._options(name, picked.get("probe", Probe.NORMAL)))
         case = self._blank(picked, chooser)
-        return self._with_lengths(case, picked, chooser)
+        case = self._with_lengths(case, picked, chooser)
+        return case if unfit(case) is None else replace(case, probe=Probe.NORMAL)
+
+    def _options(self, name: str, probe: str) -> Sequence[str]:
+        """What may be drawn beside ``probe``. A target that attends gets the first probe, normal, half of the time."""
+        declared = self.dimensions[name]
+        if name == "probe" and declared[0] in DESIGNS and Probe.BYTES not in declared:
+            return (*declared[:1] * (len(declared) - 2), *declared)
+        allowed = _PROBE_NEEDS.get(probe, {}).get(name, declared)
+        return [label for label in declared if label in allowed]
 
     def _blank(self, picked: dict[str, str], chooser: Chooser) -> Case:
         declaration, convention = self.declaration, self.declaration.convention
@@ -301,6 +316,10 @@ class Space:
             return reason
         if names.get("length", "").startswith("window") and names.get("window") in ("off", "beyond"):
             return "there is no window to be at the edge of"
+        probe = names.get("probe")
+        for name, label in names.items():
+            if probe in _PROBE_NEEDS and label not in _PROBE_NEEDS[probe].get(name, (label,)):
+                return f"the probe {probe} needs {name} {' or '.join(_PROBE_NEEDS[probe][name])}"
         return None
 
 
@@ -320,6 +339,19 @@ def unpaired(names: dict[str, str]) -> str | None:
     if "kv_dtype" in names and any((value == Granularity.NONE) is not bare for value in given.values()):
         return "descales come with an fp8 cache, and with no other"
     return None
+
+
+_PROBE_NEEDS: dict[str, Mapping[str, tuple[str, ...]]] = {probe.value: d.needs for probe, d in DESIGNS.items()}
+
+
+def _probes(dimensions: Mapping[str, tuple[str, ...]]) -> tuple[str, ...]:
+    """The designs whose needs the other dimensions can meet."""
+
+    def possible(probe: Probe) -> bool:
+        needs = DESIGNS[probe].needs.items()
+        return all(any(label in dimensions[name] for label in allowed) for name, allowed in needs)
+
+    return tuple(probe for probe in DESIGNS if possible(probe))
 
 
 def _window(label: str, page_size: int, chooser: Chooser) -> int | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from fuzz.case import Case, Pool, Prefix
 from fuzz.features import labels
+from fuzz.probes import unfit
 from fuzz.space import Space, unpaired
 from oracle.declare import Declaration
 from oracle.kinds import KVLayout, Operation
@@ -29,5 +30,6 @@ def unsupported(declaration: Declaration, case: Case) -> str | None:
         if name in dimensions and name != "length" and label not in dimensions[name]:
             return f"{name} {label} is not declared; declared: {', '.join(dimensions[name])}"
     if convention.descales.fp8_only and case.is_attention:
-        return unpaired({name: label for name, label in labels(case) if name in ("kv_dtype", "k_descale", "v_descale")})
-    return None
+        own = {name: label for name, label in labels(case) if name in ("kv_dtype", "k_descale", "v_descale")}
+        return unpaired(own) or unfit(case)
+    return unfit(case)
