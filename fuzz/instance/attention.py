@@ -8,11 +8,11 @@ import torch
 from torch import Tensor
 
 from fuzz.buffers import Buffer, Poison, empty_buffer
-from fuzz.case import Case, Prefix
+from fuzz.case import Case, Prefix, Probe
 from fuzz.instance.model import Instance
 from fuzz.instance.operands import index_list, indptr, operand, scale_of
 from fuzz.instance.pool import cache, geometry, num_blocks, page_table, slots_of, unused_slots
-from fuzz.probes import Inputs, design
+from fuzz.probes import Inputs, design, unfit
 from oracle.kinds import IndexForm, Role
 from oracle.layout import write_slots
 from oracle.problem import Problem
@@ -32,7 +32,8 @@ def build_extend(case: Case, poison: Poison, device: str) -> Instance:
         pool["slots"] = index_list("slots", slots_of(case)[~passed], case.index_dtype, poison, device)
         if case.kv_dtype != case.dtype:
             # What is passed comes from the model, in its dtype; the pool holds less.
-            new = design(replace(case, kv_dtype=case.dtype))
+            passes = replace(case, kv_dtype=case.dtype)
+            new = design(passes if unfit(passes) is None else replace(passes, probe=Probe.NORMAL))
     buffers = _shared(case, inputs, poison, device) | pool
     buffers["k"] = operand("k", new.k[passed], case, poison, device)
     buffers["v"] = operand("v", new.v[passed], case, poison, device)
