@@ -23,9 +23,9 @@ from fuzz.check.execute import Execution
 from fuzz.check.memory import IN_PLACE
 from fuzz.instance import build
 from oracle.bits import bits
+from oracle.budget import Bounds, worst_case
 from oracle.budget.formats import FORMAT_OF_DTYPE
 from oracle.budget.merge import merge_bounds
-from oracle.budget.worst_case import Bounds, worst_case
 from oracle.convention import LseLayout
 from oracle.declare import Declaration
 from oracle.kinds import LseBase, Operation

@@ -14,9 +14,9 @@ import math
 import torch
 from torch import Tensor
 
+from oracle.budget.bounds import Bounds
 from oracle.budget.formats import format_named
 from oracle.budget.growth import UNIT
-from oracle.budget.worst_case import Bounds
 from oracle.kinds import LseBase
 from oracle.precision import Precision
 

@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 from oracle.attention import solve
+from oracle.budget import worst_case
 from oracle.budget.judge import Judgement, judge
-from oracle.budget.worst_case import worst_case
 from oracle.precision import Precision
 from oracle.problem import Problem
 from oracle.verdict import Verdict

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from oracle.attention import Solution
+from oracle.budget.bounds import Bounds
 from oracle.budget.judge import Judgement, judge
-from oracle.budget.worst_case import Bounds
 from oracle.kinds import LseBase
 from oracle.precision import Precision, Rounding
 from oracle.verdict import Verdict

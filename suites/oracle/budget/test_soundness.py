@@ -1,4 +1,4 @@
-"""No correct kernel exceeds the worst-case bound, whatever it legitimately chooses, whatever the data."""
+"""No correct kernel exceeds its bounds, worst-case or probable, whatever it legitimately chooses, whatever the data."""
 
 import math
 from dataclasses import replace
@@ -8,8 +8,7 @@ import pytest
 import torch
 
 from oracle.attention import solve
-from oracle.budget.judge import judge
-from oracle.budget.worst_case import worst_case
+from oracle.budget import budgets, judge, worst_case
 from oracle.precision import Precision
 from oracle.problem import Problem
 from oracle.verdict import Verdict
@@ -86,16 +85,19 @@ def measure(seed: int, choice: Choices) -> dict[str, float]:
     case, dtype, family = problem(seed)
     choice = replace(choice, seed=seed)
     result, solution = run(case, choice), solve(case)
-    bounds = worst_case(case, choice.precision(), input_dtype=dtype)
+    both = budgets(case, choice.precision(), input_dtype=dtype)
+    bounds = both.probable
     label = f"seed {seed}, {family}, {dtype}, {choice}"
     error = (result.exact_out.double() - solution.out).abs()
     # Where nothing is promised anything goes; elsewhere the error before rounding is below the bound.
     assert bool(((error <= bounds.out) | (bounds.out == math.inf)).all()), label
+    for tight, loose in ((bounds.out, both.worst_case.out), (bounds.lse, both.worst_case.lse)):
+        assert bool((tight <= loose).all()), label
     verdict = judge(
         result.out,
         result.lse,
         solution,
-        bounds,
+        both,
         out_dtype=choice.out_dtype,
         precision=choice.precision(),
     )
