@@ -109,6 +109,8 @@ class Precision:
     """dtype that softmax weights are cast to for the second product; None: float32."""
     p_scale: float = 1.0
     p_rounding: Rounding = Rounding.NEAREST_EVEN
+    p_normalised: bool = False
+    """True: weights are divided by their sum before the cast, as in eager implementations; then none is exactly 1."""
     row_sum_of_rounded_p: bool | None = None
     """True: the denominator adds rounded weights; None: unknown."""
     pv: MatrixUnit = MatrixUnit()

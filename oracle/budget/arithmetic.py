@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from oracle.budget.formats import FP32, Format, format_named
-from oracle.precision import Precision
+from oracle.precision import Accumulation, Precision
 
 
 class Arithmetic:
@@ -31,6 +31,15 @@ class Arithmetic:
         self.merges = [n for n in (precision.max_splits, precision.ranks) if n > 1]
         """How many partial results are merged at each level."""
         self.tiny = FP32.absolute_error(precision.flush_subnormals)
+
+    @property
+    def exact_integers(self) -> float:
+        """Integers up to this are added without error, times weights of 1 in their format; 0 if there are none."""
+        unit, scale = self.precision.pv, self.precision.p_scale
+        fused = 2.0**unit.fraction_bits if unit.accumulation is Accumulation.FUSED else math.inf
+        if self.precision.p_normalised or math.frexp(scale)[0] != 0.5:
+            return 0.0
+        return min(1 / max(unit.unit_roundoff, 2.0**-24), fused)
 
     def absolute(self, fmt: Format) -> float:
         return fmt.absolute_error(self.precision.flush_subnormals)

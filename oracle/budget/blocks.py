@@ -93,11 +93,14 @@ class Values:
 
     columns [m, n, 3 e + 1]: v - mean, 1, (v - mean)^2, |v|, all of v / unit, in the dtype of sums.
     mean: float64 [m, 1, e]. Non-finite values count as 0.
+    levels: if values are whole multiples of some number, as many of it as the largest; inf if they are not, or have to
+    be descaled.
     """
 
     columns: Tensor
     mean: Tensor
     unit: float
+    levels: float
 
     @staticmethod
     def of(v: Tensor, factor: Tensor | None, work: torch.dtype) -> Values:
@@ -119,14 +122,15 @@ class Values:
         torch.sub(wide, mean, out=centred)
         torch.mul(centred, centred, out=squared)
         one.fill_(1.0)
-        return Values(columns, mean.double() * unit, unit)
+        levels = math.inf if factor is not None else _levels(wide, largest / unit)
+        return Values(columns, mean.double() * unit, unit, levels)
 
     @property
     def dim(self) -> int:
         return self.mean.shape[2]
 
     def of_keys(self, first: int, last: int) -> Values:
-        return Values(self.columns[:, first:last], self.mean, self.unit)
+        return Values(self.columns[:, first:last], self.mean, self.unit, self.levels)
 
     def sums(self, *weights: Tensor) -> list[WeightedSums]:
         """Sums over the keys, each of the weights [m, r, n] >= 0 a factor."""
@@ -151,6 +155,16 @@ class Values:
                 )
             )
         return found
+
+
+def _levels(v: Tensor, largest: float) -> float:
+    """How many of a power of two are in the largest of v [m, n, e], if that divides them all; a few tell most apart."""
+    step = 2.0 ** (math.frexp(largest)[1] - 8)
+    for part in (v[:, :2], v):
+        units = part / step
+        if bool((units != units.round()).any()):
+            return math.inf
+    return largest / step
 
 
 @dataclass(frozen=True, eq=False)

@@ -40,6 +40,8 @@ _CAP = 3
 """Roundings of dividing by the cap, and of multiplying by it and by log2(e)."""
 _LSE = 6
 """Roundings of adding the maximum to the logarithm and of changing base."""
+_NOTHING = 2.0**-100
+"""An argument so small has the exponential 1, whatever computes it."""
 _DESCALE = 2
 """Roundings of multiplying by the descales of query and key."""
 
@@ -75,7 +77,7 @@ def bound_rows(rows: Rows, arithmetic: Arithmetic, lse_includes_sink: bool, chan
 
 @dataclass(frozen=True, eq=False)
 class Logits:
-    """Logits of one block and their errors, all [h, r, n].
+    """Logits of one block and their errors, all [m, r, n].
 
     value: -inf where a key has no weight. error: bound on all of the error. width, systematic: the part of the error
     that roundings of this key alone make has mean 0 and this half-width (as `growth.scatter` has it), what is left is
@@ -112,7 +114,8 @@ def logits_of(rows: Rows, a: Arithmetic, chance: bool) -> Logits:
     relative = compound(product, float(contraction(p.qk, terms)), p.scale_error, _DESCALE * UNIT)
     smallest = 2 * a.tiny + (0.0 if a.product is None else a.absolute(a.product))
     unit_of_product = rows.q_factor.abs() * k_factor
-    fixed = (1 + unit_of_product) * (2 * rows.q.shape[2] * smallest) + fixed
+    # No rounding of a product, be it to zero, errs by more than the product.
+    fixed = torch.minimum((1 + unit_of_product) * (2 * rows.q.shape[2] * smallest), 4 * size).add_(fixed)
     error = (size * relative).add_(fixed)
     width, systematic = torch.zeros(()), torch.zeros(())
     if chance:
@@ -184,8 +187,8 @@ def _value_cast_error(rows: Rows, a: Arithmetic, size: Tensor, weight: Tensor) -
 
 def _round_logit(s: Tensor, error: Tensor, units: Tensor, a: Arithmetic) -> Tensor:
     """Errors once the logits, scaled or not, are held in their dtype."""
-    u = a.logit.unit_roundoff
-    return (s.abs() * u).add_(error * (1 + u)).add_(a.absolute(a.logit) * units)
+    u, near = a.logit.unit_roundoff, s.abs().add_(error)
+    return torch.minimum(a.absolute(a.logit) * units, near).add_(error * (1 + u)).add_(s.abs(), alpha=u)
 
 
 def _soft_cap(s: Tensor, error: Tensor, cap: float, tanh_error: float) -> tuple[Tensor, Tensor]:
@@ -199,14 +202,19 @@ def _soft_cap(s: Tensor, error: Tensor, cap: float, tanh_error: float) -> tuple[
 
 @dataclass(frozen=True, eq=False)
 class Weights:
-    """Softmax weights and the errors of their logarithms, over all n keys; columns [h, r, 1] belong to rows.
+    """Softmax weights and the errors of their logarithms, over all n keys; columns [m, r, 1] belong to rows.
 
+    exact: bool, where the weight before normalisation is 1 exactly, whatever the exponential: the logit is 0, without
+    error, and no other exceeds it. integer: bool, of rows where all are, and sums of values are sums of integers that
+    the accumulator holds.
     p: of the visible keys without the sink, summing to 1. excess, deficit: p (e^eps - 1) and p (1 - e^-eps).
     depth: how far below the row's maximum a logit may be when its weight is formed, errors included.
     share: what the sink leaves, exp(lse) / (exp(lse) + exp(sink)). sink, sink_excess, sink_deficit: the
     sink's own weight and errors; 0 without one. top: the maximum, the sink included. lse: sink excluded.
     """
 
+    exact: Tensor
+    integer: Tensor
     p: Tensor
     excess: Tensor
     deficit: Tensor
@@ -234,9 +242,13 @@ class Weights:
         size = s.abs().masked_fill_(no_weight, 0.0)
         below = (top - s).masked_fill_(no_weight, 0.0)
         error = exponential(size, below, top, logit_error, a)
+        peak = (s + logit_error).amax(-1, keepdim=True).sub_(largest)
+        exact = size + below + logit_error + peak <= _NOTHING
+        error.masked_fill_(exact, 0.0)
         highest = (s + error).amax(-1, keepdim=True).sub_(largest).clamp_(min=0.0)
         depth = below + error + highest
-        error += a.rescales * a.exp_error + _merge_error(size, below, top, full_lse, a)
+        error += (a.rescales * a.exp_error) * ~exact
+        error += _merge_error(size, below, top, full_lse, a)
         error.masked_fill_(no_weight, 0.0)
         sink = sink_error = torch.zeros_like(lse)
         if rows.sinks is not None:
@@ -244,7 +256,10 @@ class Weights:
             size, below = rows.sinks.abs(), top - rows.sinks
             sink_error = exponential(size, below, top, torch.zeros_like(sink), a)
             sink_error = sink_error + a.rescales * a.exp_error + _merge_error(size, below, top, full_lse, a)
+        all_exact = (exact | no_weight).all(-1, keepdim=True)
         return Weights(
+            exact=exact,
+            integer=all_exact & (a.count * rows.values.levels <= a.exact_integers),
             p=p,
             excess=error.expm1().mul_(p),
             deficit=error.neg_().expm1_().neg_().mul_(p),
@@ -284,10 +299,10 @@ def merge_level(size: Tensor, below: Tensor, top: Tensor, full_lse: Tensor, a: A
 
 
 def _p_rounding(weights: Weights, a: Arithmetic) -> Tensor:
-    """Bound eta [h, r, n] on the relative error of casting weights for the second product.
+    """Bound eta [m, r, n] on the relative error of casting weights for the second product.
 
     A weight is formed against a running maximum, between its own logit and the row's largest: at most 1, and
-    at least exp(-depth). Rounded to nearest it moves no farther than to 1, which the format holds.
+    at least exp(-depth). Rounded to nearest it moves no farther than to 1, if the format holds that (or its scale).
     """
     p, fmt = a.precision, a.p
     if fmt is None:
@@ -295,18 +310,21 @@ def _p_rounding(weights: Weights, a: Arithmetic) -> Tensor:
     if p.p_scale > fmt.max * (1 + fmt.unit_roundoff / 2):
         return torch.full_like(weights.p, math.inf)
     directed = 2.0 if p.p_rounding is Rounding.TOWARD_ZERO else 1.0
-    error = weights.depth.exp().mul_(a.absolute(fmt) / p.p_scale)
+    depth = weights.depth + (weights.full_lse - weights.top) if p.p_normalised else weights.depth
+    error = depth.exp().mul_(a.absolute(fmt) / p.p_scale)
     error.clamp_(min=fmt.unit_roundoff).mul_(directed)
     scale = torch.tensor(p.p_scale, dtype=torch.float64)
-    if p.p_rounding is Rounding.NEAREST_EVEN and bool(widen(round_to(scale, fmt.dtype)) == scale):
-        error = torch.minimum(error, weights.depth.expm1())
+    if not p.p_normalised and bool(widen(round_to(scale, fmt.dtype)) == scale):
+        error.masked_fill_(weights.exact, 0.0)
+        if p.p_rounding is Rounding.NEAREST_EVEN:
+            error = torch.minimum(error, weights.depth.expm1())
     error.clamp_(max=1.0)
     return error if p.p_scale == 1 else error.add_(2 * UNIT)
 
 
 @dataclass(frozen=True, eq=False)
 class Sums:
-    """Sums over the keys: spread, rounded, size [h, r, e]; excess, deficit, weight, common [h, r, 1].
+    """Sums over the keys: spread, rounded, size [m, r, e]; excess, deficit, weight, common [m, r, 1].
 
     spread: sum of p (e^eps - 1) |v - o|. rounded, value_cast: what casting weights and values does to the numerator.
     size: sum of p e^eps (1 + eta) |v|. excess, deficit: of the weights. weight: sum of p e^eps (1 + eta).
@@ -353,7 +371,7 @@ class Sums:
 
 def _out_bound(rows: Rows, weights: Weights, sums: Sums, a: Arithmetic) -> Tensor:
     o = sums.out.abs()
-    numerator, denominator = _sum_errors(a)
+    numerator, denominator = _sum_errors(weights, a)
     partial, partial_absolute = partial_rounding(rows, a)
     linear = compound(numerator, partial)
     denominator = denominator + normalisation(weights, a)
@@ -369,21 +387,23 @@ def _out_bound(rows: Rows, weights: Weights, sums: Sums, a: Arithmetic) -> Tenso
     return torch.where(least > 0, error / least, math.inf)
 
 
-def _sum_errors(a: Arithmetic) -> tuple[Tensor, Tensor]:
-    """Relative errors [r, 1] of accumulating numerators, and of the row sum."""
+def _sum_errors(weights: Weights, a: Arithmetic) -> tuple[Tensor, Tensor]:
+    """Relative errors [m, r, 1] of accumulating numerators, and of the row sum."""
     p = a.precision
     levels = sum(a.merges) + MERGE * len(a.merges)
-    values = contraction(p.pv, a.count, a.rescales + 1)
-    numerator = compound(values, gamma(2 * a.rescales + 1 + DIVISION + levels))
-    weights = gamma(a.count)
+    inexact = ~weights.integer
+    rescales = a.rescales * inexact
+    values = contraction(p.pv, a.count, a.rescales + 1).masked_fill(weights.integer, 0.0)
+    numerator = compound(values, gamma(2 * rescales + 1 + DIVISION + levels))
+    row_sum = gamma(a.count).masked_fill(weights.integer, 0.0)
     if p.row_sum_of_rounded_p is not False:
         # Rounded weights may be summed by the matrix unit, as one more column of the values.
-        weights = torch.maximum(weights, values)
-    return torch.as_tensor(numerator), torch.as_tensor(compound(weights, gamma(2 * a.rescales + MERGE + levels)))
+        row_sum = torch.maximum(row_sum, values)
+    return torch.as_tensor(numerator), torch.as_tensor(compound(row_sum, gamma(2 * rescales + MERGE + levels)))
 
 
 def partial_rounding(rows: Rows, a: Arithmetic) -> tuple[Tensor, float]:
-    """Relative error [h, r, e] of storing partial results, and the absolute one below the normal range.
+    """Relative error [m, r, e] of storing partial results, and the absolute one below the normal range.
 
     Magnitudes of partial results, weighted, add up to at most the sum of p |v|. A rank casts its result, and
     its share of the whole; the shares are added in any order.
@@ -412,8 +432,8 @@ def normalisation(weights: Weights, a: Arithmetic) -> Tensor | float:
 
 
 def _lse_bound(weights: Weights, sums: Sums, a: Arithmetic, includes_sink: bool) -> Tensor:
-    """[h, r, 1]. The logarithm of the sum's relative error, and the error of the logarithm itself."""
-    _, denominator = _sum_errors(a)
+    """[m, r, 1]. The logarithm of the sum's relative error, and the error of the logarithm itself."""
+    _, denominator = _sum_errors(weights, a)
     lse = weights.full_lse if includes_sink else weights.lse
     underflow = a.tiny * a.count * (a.rescales + 2) * (weights.top - lse).exp()
     denominator = denominator + underflow

@@ -6,9 +6,11 @@ from statistics import median
 
 import pytest
 import torch
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.nn.attention.flex_attention import flex_attention
 
 from oracle.attention import solve
-from oracle.budget import budgets, judge, worst_case
+from oracle.budget import budgets, judge
 from oracle.precision import Precision
 from oracle.problem import Problem
 from oracle.verdict import Verdict
@@ -28,6 +30,7 @@ def choices(seed: int, input_dtype: str) -> Choices:
         ("e4m3fn", 256.0),
         ("e4m3fnuz", 240.0),
         ("e5m2", 100.0),
+        ("e5m2fnuz", 57344.0),
     )
     splits, ranks = pick((1, 1), (1, 1), (2, 1), (5, 1), (1, 2), (3, 3))
     return Choices(
@@ -50,6 +53,7 @@ def choices(seed: int, input_dtype: str) -> Choices:
         partial_dtype=pick("fp32", "bf16", "fp16"),
         merge=pick("maximum", "absolute"),
         ranks=ranks,
+        cyclic=pick(True, False),
         rank_dtype=pick("fp32", "bf16"),
         reduce_dtype=pick("fp32", "bf16"),
         sink=pick("merge", "initial"),
@@ -126,20 +130,49 @@ def test_an_ordinary_kernel_comes_near_its_bound() -> None:
     assert max(worst) > 0.3
 
 
-@pytest.mark.parametrize("dtype", ["bf16", "fp16", "fp32"])
-@pytest.mark.parametrize("n", [40, 700])
-def test_torch_attention_is_within_its_bounds(dtype: str, n: int) -> None:
-    """A kernel that is not ours: torch's on the CPU, which casts weights to the dtype of the input."""
+FLASH = Precision(source="casts weights to the dtype of the input", qk_product=None, row_sum_of_rounded_p=False)
+EAGER = replace(FLASH, source="rounds logits, and weights once normalised", logit_dtype="input", p_normalised=True)
+
+
+def torch_case(n: int, dtype: str) -> tuple[Problem, list[torch.Tensor]]:
+    """A causal problem, and its operands as torch wants them."""
     gen = torch.Generator().manual_seed(n)
     q, k, v = (torch.randn(n, 4, 32, generator=gen).to(DTYPES[dtype]) for _ in range(3))
     case = Problem(q=q, k=k, v=v, q_lens=(n,), kv_lens=(n,), scale=32**-0.5)
-    out = torch.nn.functional.scaled_dot_product_attention(
-        *(x.transpose(0, 1).unsqueeze(0) for x in (q, k, v)), is_causal=True
-    )
-    precision = Precision(source="its source", qk_product=None, row_sum_of_rounded_p=False)
-    bounds = worst_case(case, precision, input_dtype=dtype)
-    judgement = judge(out[0].transpose(0, 1), None, solve(case), bounds, out_dtype=dtype, precision=precision)
-    assert judgement.verdict is Verdict.PASS, judgement
+    return case, [x.transpose(0, 1).unsqueeze(0) for x in (q, k, v)]
+
+
+def judged(case: Problem, out: torch.Tensor, dtype: str, precision: Precision) -> Verdict:
+    both = budgets(case, precision, input_dtype=dtype)
+    return judge(out[0].transpose(0, 1), None, solve(case), both, out_dtype=dtype, precision=precision).verdict
+
+
+@pytest.mark.parametrize("dtype", ["bf16", "fp16", "fp32"])
+@pytest.mark.parametrize("n", [40, 700])
+@pytest.mark.parametrize("backend", [SDPBackend.FLASH_ATTENTION, SDPBackend.MATH])
+def test_torch_attention_is_within_its_bounds(dtype: str, n: int, backend: SDPBackend) -> None:
+    """A kernel that is not ours: torch's on the CPU. Its mathematical one keeps float32 inside."""
+    case, operands = torch_case(n, dtype)
+    with sdpa_kernel(backend):
+        out = torch.nn.functional.scaled_dot_product_attention(*operands, is_causal=True)
+    precision = replace(FLASH, p_dtype=None) if backend is SDPBackend.MATH else FLASH
+    assert judged(case, out, dtype, precision) is Verdict.PASS
+
+
+@pytest.mark.parametrize("dtype", ["bf16", "fp16", "fp32"])
+@pytest.mark.parametrize("n", [40, 300])
+@pytest.mark.filterwarnings("ignore")
+def test_flex_attention_is_within_its_bounds(dtype: str, n: int) -> None:
+    """Run eagerly it rounds logits to the dtype of the input, and weights after they are normalised."""
+    case, operands = torch_case(n, dtype)
+
+    def causal(score: torch.Tensor, b: object, h: object, i: torch.Tensor, j: torch.Tensor) -> torch.Tensor:
+        return torch.where(i >= j, score, -math.inf)
+
+    out = flex_attention(*operands, score_mod=causal)
+    assert judged(case, out, dtype, EAGER) is Verdict.PASS
+    if dtype == "bf16":
+        assert judged(case, out, dtype, FLASH) is not Verdict.PASS
 
 
 @pytest.mark.slow
