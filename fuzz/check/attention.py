@@ -46,6 +46,7 @@ def attention_values(declaration: Declaration, run: Execution) -> CaseResult:
         input_dtype=case.dtype,
         lse_includes_sink=convention.lse_includes_sink,
         confidence=CONFIDENCE,
+        solution=solution,
     )
     return _judged(run, solution, bounds, convention, precision, convention.lse_base)
 

@@ -319,7 +319,8 @@ def _simulated(found: Judged, a: Arithmetic, p: Tensor, sinks: bool) -> Tensor:
         scale = scale.to(p.dtype)
         x = (p * scale).float()
         error = _cast(x, fmt, a.precision.p_rounding is Rounding.TOWARD_ZERO).sub_(x).to(p.dtype).div_(scale)
-        errors.append(error.masked_fill_(s == top, 0.0))
+        # A key at its maximum has the weight 1; one above it raises it.
+        errors.append(error.masked_fill_(s >= top, 0.0))
     return torch.stack(errors, 1)
 
 
@@ -431,7 +432,8 @@ def _row_sum(squares: WeightedSums, weights: Weights, a: Arithmetic, prefixes: P
     ways += [backward] if a.precision.key_order is not KeyOrder.ASCENDING else []
     steps = torch.stack([way.square().sum(1) for way in ways]).amax(0) * prefixes.block
     if a.precision.key_order is KeyOrder.ANY:
-        steps = torch.minimum(2 * steps, a.count - 0.5 / squares.total + 1)
+        steps = 2 * steps
+    steps = torch.minimum(steps, a.count - 0.5 / squares.total + 1)
     square = torch.minimum(steps, a.count).masked_fill(weights.integer, 0.0) * UNIT**2
     bias = torch.zeros_like(a.count)
     if a.precision.row_sum_of_rounded_p is not False:
