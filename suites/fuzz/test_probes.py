@@ -313,6 +313,16 @@ def test_a_soft_cap_after_the_mask_shows() -> None:
             assert float((wrong - right[row]).abs().max()) > 5.0
 
 
+def test_a_gate_is_open_to_some_key_of_every_row() -> None:
+    lens = {"context_lens": [30, 7, 3], "query_lens": [30, 7, 5], "window": 4, "group_size": 3}
+    seen = 0
+    for logits, _ in rows_of(problem_of(extend_case(probe=Probe.GATE, **lens))):
+        greatest = logits.amax(1)
+        assert bool(((greatest == 0) | (greatest == -torch.inf)).all())
+        seen += int((greatest == 0).sum())
+    assert seen == 40 * 6
+
+
 def test_a_needle_carries_about_half_of_the_weight_whatever_the_context() -> None:
     for length in (123, 8187):
         problem = problem_of(fitting(Probe.NEEDLE_POISON, context_lens=[length], query_lens=[1], sinks="none"))

@@ -10,7 +10,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.attention.flex_attention import flex_attention
 
 from oracle.attention import solve
-from oracle.budget import budgets, judge
+from oracle.budget import budgets, chance, judge
 from oracle.precision import Precision
 from oracle.problem import Problem
 from oracle.verdict import Verdict
@@ -126,6 +126,62 @@ def test_an_ordinary_kernel_comes_near_its_bound() -> None:
     worst = [measure(seed, plain(choices(seed, problem(seed)[1])))["worst"] for seed in range(1000, 1052)]
     assert median(worst) > 0.05
     assert max(worst) > 0.3
+
+
+def one_dimension(logits: torch.Tensor, values: torch.Tensor, sink: float | None = None) -> Problem:
+    """One query whose logits and values are as given, [n]."""
+    n, k, q = len(logits), torch.zeros(len(logits), 1, 16), torch.zeros(1, 1, 16)
+    k[:, 0, 0], q[..., 0] = logits, 1
+    sinks = None if sink is None else torch.tensor([sink])
+    return Problem(q=q, k=k, v=values.view(n, 1, 1), q_lens=(1,), kv_lens=(n,), scale=1.0, causal=False, sinks=sinks)
+
+
+@pytest.mark.parametrize("tile", [64, 80])
+@pytest.mark.parametrize("order", ["ascending", "descending"])
+def test_weights_that_follow_a_rising_maximum(tile: int, order: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every weight is just below 1 when it is cast, and rounds up: no chance in that, so the cast is simulated."""
+    ramp = torch.linspace(-0.1, 0.1, 16000)
+    case = one_dimension(ramp if order == "ascending" else ramp.flip(0), torch.ones(16000))
+    choice = Choices(tile=tile, order=order, p_dtype="bf16", out_dtype="fp32")
+    error = (run(case, choice).exact_out.double() - solve(case).out).abs()
+
+    def bound() -> torch.Tensor:
+        # The smallest tile of the precision is smaller than the kernel's.
+        return budgets(case, replace(choice.precision(), tile=16), input_dtype="fp32").probable.out
+
+    assert bool((error <= bound()).all())
+    monkeypatch.setattr(chance, "_TILES", 0)
+    assert bool((error > bound()).all())
+
+
+def test_weights_below_a_sink_that_is_the_first_maximum(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Near-equal logits far below it share one cell of the format."""
+    gen = torch.Generator().manual_seed(0)
+    case = one_dimension(1e-3 * torch.rand(2000, generator=gen), torch.ones(2000), sink=6.69)
+    choice = Choices(p_dtype="e5m2fnuz", p_scale=57344.0, sink="initial", sum_rounded=True, out_dtype="fp32")
+    error = (run(case, choice).lse.double() - solve(case).lse).abs()
+
+    def bound() -> torch.Tensor:
+        return budgets(case, choice.precision(), input_dtype="fp32").probable.lse
+
+    assert bool((error <= bound()).all())
+    maxima = chance._running_maxima
+    monkeypatch.setattr(chance, "_running_maxima", lambda found, a, sinks: maxima(found, a, False))
+    assert bool((error > bound()).all())
+
+
+def test_keys_that_are_repeated_round_alike(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A thousand copies of few keys err as few keys do, which quadrature over all of them would not allow."""
+    gen = torch.Generator().manual_seed(0)
+    q, k, v = (torch.randn(m, 1, 64, generator=gen).bfloat16() for m in (1, 4, 4))
+    case = Problem(
+        q=q * 3, k=k.repeat(1000, 1, 1), v=v.repeat(1000, 1, 1), q_lens=(1,), kv_lens=(4000,), scale=0.125, causal=False
+    )
+    choice = Choices(tile=64, qk_product="bf16")
+    error = (run(case, choice).lse.double() - solve(case).lse).abs()
+    assert bool((error <= budgets(case, choice.precision(), input_dtype="bf16").probable.lse).all())
+    monkeypatch.setattr(chance, "_multiplicity", torch.ones_like)
+    assert bool((error > budgets(case, choice.precision(), input_dtype="bf16").probable.lse).all())
 
 
 FLASH = Precision(source="casts weights to the dtype of the input", qk_product=None, row_sum_of_rounded_p=False)
