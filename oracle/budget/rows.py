@@ -218,7 +218,7 @@ class Weights:
         below = (top - s).masked_fill_(no_weight, 0.0)
         error = exponential(size, below, top, logit_error, a)
         peak = (s + logit_error).amax(-1, keepdim=True).sub_(largest)
-        exact = size + below + logit_error + peak <= _NOTHING
+        exact = (size + below + logit_error + peak <= _NOTHING) & a.exact_at_zero
         error.masked_fill_(exact, 0.0)
         highest = (s + error).amax(-1, keepdim=True).sub_(largest).clamp_(min=0.0)
         # What a weight is formed against: without the sink, unless that may come first.

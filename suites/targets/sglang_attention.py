@@ -12,10 +12,8 @@ from torch import Tensor
 from fuzz import engine as engines
 from fuzz.engine.loader import KernelLoader, pretended
 from oracle import Convention, Precision, Supports, declare
-from oracle.budget.formats import FORMATS
 from oracle.convention import DefaultScale, Descales, Granularity, LseLayout, SinkUnits, Window, WindowMeaning
 from oracle.kinds import Engine, KVLayout
-from oracle.precision import Accumulation, MatrixUnit
 from suites.targets import sglang_wheel
 
 FOLDERS = ("srt/layers/attention/triton_ops", "kernels/ops/attention")
@@ -79,8 +77,8 @@ SUPPORTS = Supports(
     features=frozenset({"sinks", "soft_cap", "custom_scale"}),
 )
 PLAIN = Precision(
-    source="decode_attention.py, _fwd_kernel_stage1 and _fwd_kernel_stage2: products of query and key, and their "
-    "sums, in their own dtype, weights and partial results in float32, tanh by a sigmoid",
+    source="decode_attention.py, _fwd_kernel_stage1 and _fwd_kernel_stage2: products of query and key in their own "
+    "dtype, weights and partial results in float32, tanh by a sigmoid",
     qk_product="input",
     p_dtype=None,
     row_sum_of_rounded_p=False,
@@ -95,15 +93,6 @@ GROUPED = replace(
     qk_product=None,
     p_dtype="input",
 )
-
-SUMMED_IN_OWN_DTYPE = {
-    name: replace(
-        PLAIN, qk=MatrixUnit(accumulation=Accumulation.BLOCK, block=16, unit_roundoff=FORMATS[name].unit_roundoff)
-    )
-    for name in SUPPORTS.dtypes
-}
-"""Of the plain kernel: tl.sum adds what it is given in its own dtype, so that the products of bf16 are added in bf16.
-A thread chains the products that it holds, at most 16; what threads have is added in a tree."""
 
 
 def _run_decode(
@@ -150,11 +139,7 @@ def _no_decode(engine: Engine) -> str | None:
 
 
 @declare.paged_decode(
-    name="sglang.triton.decode",
-    convention=CONVENTION,
-    precision=SUMMED_IN_OWN_DTYPE,
-    supports=SUPPORTS,
-    unavailable=_no_decode,
+    name="sglang.triton.decode", convention=CONVENTION, precision=PLAIN, supports=SUPPORTS, unavailable=_no_decode
 )
 def decode(q: Tensor, k_cache: Tensor, v_cache: Tensor, kv_indptr: Tensor, slots: Tensor, **options: Any) -> Tensor:
     """One key head for each query head."""

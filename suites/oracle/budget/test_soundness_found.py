@@ -59,3 +59,15 @@ def test_weights_that_are_cast_against_the_sink_round_alike() -> None:
     both = budgets(problem, precision, input_dtype="bf16")
     assert bool((error <= both.worst_case.out[0, :, 0]).all())
     assert bool((error <= both.probable.out[0, :, 0]).all())
+
+
+def test_a_coarse_exponential_may_miss_1_at_0() -> None:
+    """Then all weights of equal logits are off alike: it cancels in the output, and shows in the log-sum-exp."""
+    q, k, v = torch.zeros(1, 1, 16), torch.ones(50, 1, 16), torch.ones(50, 1, 4)
+    problem = Problem(q=q, k=k, v=v, q_lens=(1,), kv_lens=(50,), scale=0.25)
+    for exp_error in (2.0**-13, 20 * 2.0**-23):
+        both = budgets(problem, Precision(exp_error=exp_error), input_dtype="bf16")
+        for bounds in (both.probable, both.worst_case):
+            assert float(bounds.lse) >= math.log1p(exp_error)
+    # An error of a few ulp is another matter: exp2(0) is 1 there.
+    assert float(budgets(problem, Precision(), input_dtype="bf16").worst_case.lse) < 1e-5
