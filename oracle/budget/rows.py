@@ -11,9 +11,9 @@ exactly. The bounds follow from |d_j| <= eps_j, |n_j| <= eta_j, |z| <= zeta, wit
 nothing is dropped as second order. Errors common to all keys move o by no more than the values' spread.
 
 Assumed of a kernel, beside what its `Precision` says: its running maximum is the largest logit met so far
-(or the sink, if larger), one number wherever it is used, so that its own error cancels; tiles follow the
-order of positions; casts whose rounding has no field in `Precision` round to nearest; split results are
-normalised before they are stored; merge weights and log-sum-exp are float32.
+(or the sink, if larger and not known to come later), one number wherever it is used, so that its own error
+cancels; tiles follow the order of positions; casts whose rounding has no field in `Precision` round to nearest;
+split results are normalised before they are stored; merge weights and log-sum-exp are float32.
 """
 
 from __future__ import annotations
@@ -249,10 +249,12 @@ class Weights:
         below = (top - s).masked_fill_(no_weight, 0.0)
         error = exponential(size, below, top, logit_error, a)
         peak = (s + logit_error).amax(-1, keepdim=True).sub_(largest)
-        exact = size + below + logit_error + peak <= _NOTHING
+        exact = (size + below + logit_error + peak <= _NOTHING) & a.exact_at_zero
         error.masked_fill_(exact, 0.0)
         highest = (s + error).amax(-1, keepdim=True).sub_(largest).clamp_(min=0.0)
-        depth = below + error + highest
+        # What a weight is formed against: without the sink, unless that may come first.
+        first = largest if a.precision.sink_first is False else top
+        depth = (first - s).masked_fill_(no_weight, 0.0).add_(error).add_(highest)
         error += (a.rescales * a.exp_error) * ~exact
         error += _merge_error(size, below, top, full_lse, a)
         error.masked_fill_(no_weight, 0.0)
