@@ -19,6 +19,7 @@ class Arithmetic:
     def __init__(self, precision: Precision, input_dtype: str, count: Tensor) -> None:
         self.precision = precision
         self.q_cast = _format(precision.q_cast, input_dtype)
+        self.kv_cast = _format(precision.kv_cast, input_dtype)
         self.product = _format(precision.qk_product, input_dtype)
         self.logit = format_named(precision.logit_dtype, input_dtype)
         self.p = _format(precision.p_dtype, input_dtype)

@@ -30,7 +30,8 @@ class Rows:
     """m matrices (requests times kv heads) of r rows (queries times heads of the group) over n keys.
 
     Float64 but for k_size. q [m, r, d], k [m, n, d]: as the caller gave them; q_factor [m, r, 1] (the scale included)
-    and k_factor [m, 1, n | 1] scale them. k_size [m, n, d]: |k| / k_unit in the dtype of sums. values: of the keys.
+    and k_factor [m, 1, n | 1] scale them. k_stored, v_stored: the dtypes that hold the keys and values as they are
+    used; None where a descale comes in. k_size [m, n, d]: |k| / k_unit in the dtype of sums. values: of the keys.
     hidden: bool [m, r, n], True where a key is not visible. count [m, r, 1]: how many keys are.
     out [m, r, e]: the exact results, 0 where they are not finite.
     reach [m, r, e]: largest |v| over the visible keys. sinks [m, r, 1] or None.
@@ -40,7 +41,9 @@ class Rows:
     k: Tensor
     k_size: Tensor
     k_unit: float
+    k_stored: torch.dtype | None
     values: Values
+    v_stored: torch.dtype | None
     q_factor: Tensor
     k_factor: Tensor
     hidden: Tensor
@@ -346,7 +349,9 @@ class _Batch:
             k=self.k[:, first:last],
             k_size=self.k_size[:, first:last],
             k_unit=self.k_unit,
+            k_stored=problem.k.dtype if problem.k_descale is None else None,
             values=self.values.of_keys(first, last),
+            v_stored=problem.v.dtype if problem.v_descale is None else None,
             q_factor=self.by_head(q_factor.expand(requests, lo.shape[1], problem.q_heads, 1)),
             k_factor=self.k_factor if narrow else self.k_factor[..., first:last],
             hidden=self.by_row(_hidden(lo.to(where), hi.to(where), first, last)),

@@ -119,6 +119,7 @@ class Model:
             "rescaling": Stage(0.0, rises.count * a.exp_error * away),
             "weight cast": numerator_cast,
             **_accumulation(squares, weights, a, prefixes, rises),
+            "value cast": Stage(0.0, found.value_cast),
             **_narrowing(rows, found, squares, a, prefixes),
         }
         denominator = {

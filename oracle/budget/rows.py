@@ -26,7 +26,7 @@ from torch import Tensor
 
 from oracle.budget.arithmetic import Arithmetic
 from oracle.budget.blocks import FLOOR, Rows, slack_of
-from oracle.budget.formats import FP32, Format
+from oracle.budget.formats import FP32, Format, holds
 from oracle.budget.growth import UNIT, compound, contraction, gamma, scatter
 from oracle.precision import Rounding
 from oracle.rounding import round_to, widen
@@ -55,6 +55,8 @@ class Judged:
     logits: Logits
     weights: Weights
     rounding: Tensor
+    value_cast: Tensor | float
+    """what casting values does to the numerator, as a bound"""
     out: Tensor
     lse: Tensor
 
@@ -72,7 +74,7 @@ def bound_rows(rows: Rows, arithmetic: Arithmetic, lse_includes_sink: bool, chan
     lse = _lse_bound(weights, sums, arithmetic, lse_includes_sink)
     # Not a number: infinite logits or errors, about which nothing can be said.
     out, lse = (x.nan_to_num(nan=math.inf, posinf=math.inf) for x in (out, lse))
-    return Judged(logits, weights, rounding, out, lse)
+    return Judged(logits, weights, rounding, sums.value_cast, out, lse)
 
 
 @dataclass(frozen=True, eq=False)
@@ -107,6 +109,10 @@ def logits_of(rows: Rows, a: Arithmetic, chance: bool) -> Logits:
         fixed = _product_sums(moved, rows, 1) * k_factor
         q_size = q_size + moved
     size = _product_sums(q_size, rows, 1).mul_(k_factor)
+    key_error, moved_keys = _key_cast_error(rows, a), torch.zeros(())
+    if key_error is not None:
+        moved_keys = q_size @ key_error.transpose(1, 2)
+        fixed, size = fixed + moved_keys, size + moved_keys
     terms = torch.tensor(float(rows.q.shape[2]), dtype=torch.float64)
     product = 0.0 if a.product is None else a.product.unit_roundoff
     relative = compound(product, float(contraction(p.qk, terms)), p.scale_error, _DESCALE * UNIT)
@@ -121,8 +127,9 @@ def logits_of(rows: Rows, a: Arithmetic, chance: bool) -> Logits:
         width = size * spread
         if product:
             square = _product_sums(q_size, rows, 2).mul_((k_factor * product).square())
-            width = width.square_().add_(square).sqrt_()
-            alike = _product_sums(q_size, rows, 2, equal_elements(rows.k)).sqrt_().mul_(k_factor * product)
+            # Products of keys that were cast: at most their own size more.
+            width = width.square_().add_(square).sqrt_().add_(moved_keys * product)
+            alike = _shared_products(q_size, rows, moved_keys if key_error is not None else None) * product
         width.mul_(1 + relative)
         systematic = (size * compound(bias, p.scale_error, _DESCALE * UNIT)).add_(fixed)
         systematic = _round_logit(s, systematic, 1 + unit_of_product, a)
@@ -147,6 +154,18 @@ def logits_of(rows: Rows, a: Arithmetic, chance: bool) -> Logits:
         systematic.masked_fill_(absent, 0.0)
         alike = alike.expand_as(s).masked_fill(absent, 0.0)
     return Logits(s, error, width, systematic, alike)
+
+
+def _shared_products(q_size: Tensor, rows: Rows, moved_keys: Tensor | None) -> Tensor:
+    """sqrt(sum over the dimensions of m (q k)^2), m other keys having the same product: all, once keys are cast.
+
+    moved_keys: what their cast adds to the sum of |q k|, or None.
+    """
+    k_factor = rows.k_factor.abs()
+    if moved_keys is None:
+        return _product_sums(q_size, rows, 2, equal_elements(rows.k)).sqrt_().mul_(k_factor)
+    others = math.sqrt(rows.k.shape[1] - 1)
+    return _product_sums(q_size, rows, 2).sqrt_().mul_(k_factor).add_(moved_keys).mul_(others)
 
 
 def equal_elements(k: Tensor) -> Tensor:
@@ -195,6 +214,30 @@ def _cast_error(x: Tensor, fmt: Format, a: Arithmetic) -> Tensor:
     error = torch.clamp(x.abs() * fmt.unit_roundoff, min=a.absolute(fmt))
     error.masked_fill_(widen(round_to(x, fmt.dtype)) == x, 0.0)
     return error.masked_fill_(x.abs() > fmt.max, math.inf)
+
+
+def _key_cast_error(rows: Rows, a: Arithmetic) -> Tensor | None:
+    """Bound on the error [m, n, d] of casting descaled keys; None where they are exact, or not cast."""
+    if a.kv_cast is None or (rows.k_stored is not None and holds(a.kv_cast, rows.k_stored)):
+        return None
+    return _cast_error(rows.k * rows.k_factor.transpose(1, 2), a.kv_cast, a)
+
+
+def _values_as_stored(rows: Rows, a: Arithmetic) -> bool:
+    """Whether values are used as they are stored: not cast, or to a format that holds them."""
+    return a.kv_cast is None or (rows.v_stored is not None and holds(a.kv_cast, rows.v_stored))
+
+
+def _value_cast_error(rows: Rows, a: Arithmetic, size: Tensor, weight: Tensor) -> Tensor | float:
+    """Bound on what casting descaled values does to the numerator. size: sum of w |v|, weight: sum of w.
+
+    Values that are alike round alike: nothing averages out.
+    """
+    fmt = a.kv_cast
+    if fmt is None or _values_as_stored(rows, a):
+        return 0.0
+    error = size * fmt.unit_roundoff + weight * a.absolute(fmt)
+    return error.masked_fill(rows.reach > fmt.max, math.inf)
 
 
 def _round_logit(s: Tensor, error: Tensor, units: Tensor, a: Arithmetic) -> Tensor:
@@ -273,7 +316,7 @@ class Weights:
         all_exact = (exact | no_weight).all(-1, keepdim=True)
         return Weights(
             exact=exact,
-            integer=all_exact & (a.count * rows.values.levels <= a.exact_integers),
+            integer=all_exact & (a.count * rows.values.levels <= a.exact_integers) & _values_as_stored(rows, a),
             p=p,
             excess=error.expm1().mul_(p),
             deficit=error.neg_().expm1_().neg_().mul_(p),
@@ -340,13 +383,14 @@ def _p_rounding(weights: Weights, a: Arithmetic) -> Tensor:
 class Sums:
     """Sums over the keys: spread, rounded, size [m, r, e]; excess, deficit, weight, common [m, r, 1].
 
-    spread: sum of p (e^eps - 1) |v - o|. rounded: what casting weights does to the numerator.
+    spread: sum of p (e^eps - 1) |v - o|. rounded, value_cast: what casting weights and values does to the numerator.
     size: sum of p e^eps (1 + eta) |v|. excess, deficit: of the weights. weight: sum of p e^eps (1 + eta).
     common: what casting weights does to the denominator. o: with the sink.
     """
 
     spread: Tensor
     rounded: Tensor
+    value_cast: Tensor | float
     size: Tensor
     excess: Tensor
     deficit: Tensor
@@ -367,13 +411,16 @@ class Sums:
             if in_sum is not False:
                 spread = moving.spread(out)
                 rounded = spread if in_sum else torch.maximum(spread, rounded)
+        weight = 1 + excess.total + cast
+        value_cast = _value_cast_error(rows, a, size, weight)
         return Sums(
             spread=excess.spread(out),
             rounded=rounded,
-            size=size,
+            value_cast=value_cast,
+            size=size + value_cast,
             excess=excess.total,
             deficit=weights.deficit.sum(-1, keepdim=True),
-            weight=1 + excess.total + cast,
+            weight=weight,
             common=torch.zeros_like(cast) if in_sum is False else cast,
             out=out,
         )
@@ -387,7 +434,9 @@ def _out_bound(rows: Rows, weights: Weights, sums: Sums, a: Arithmetic) -> Tenso
     denominator = denominator + normalisation(weights, a)
     steps = rows.count * (a.rescales + 2) + sum(a.merges) + 8
     underflow = a.tiny * steps * (1 + rows.reach) + partial_absolute * 2
-    error = weights.share * (sums.spread + sums.rounded + linear * sums.size) + weights.sink_excess * o
+    error = (
+        weights.share * (sums.spread + sums.rounded + sums.value_cast + linear * sums.size) + weights.sink_excess * o
+    )
     total = weights.share * sums.weight + weights.sink + weights.sink_excess
     error = error + denominator * total * o + underflow
     least = 1 - weights.share * (sums.deficit + sums.common) - weights.sink_deficit

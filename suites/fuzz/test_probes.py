@@ -221,7 +221,7 @@ def test_a_target_does_not_run_a_probe_that_does_not_fit() -> None:
     case = next(case for case in Plan(Space(target), 0) if case.probe is Probe.GATE)
     assert unsupported(target, case) is None
     assert "the probe gate needs soft_cap off" in str(unsupported(target, replace(case, soft_cap=5.0)))
-    assert "the probe fp8_edges needs kv_dtype" in str(unfit(replace(case, probe=Probe.FP8_EDGES)))
+    assert "the probe fp8_edges needs kv_dtype" in str(unfit(replace(case, probe=Probe.FP8_EDGES, kv_dtype=case.dtype)))
 
 
 @each

@@ -52,6 +52,7 @@ class Choices:
     reciprocal: bool = False
     unit: str = "blas"
     q_cast: str | None = None
+    kv_cast: str | None = None
     qk_product: str | None = None
     logit_dtype: str = "fp32"
     exp_noise: str = "none"
@@ -82,6 +83,7 @@ class Choices:
             source="the test's own kernel",
             out_rounding=Rounding.TOWARD_ZERO if self.out_truncated else Rounding.NEAREST_EVEN,
             q_cast=self.q_cast,
+            kv_cast=self.kv_cast,
             qk=UNITS[self.unit],
             qk_product=self.qk_product,
             logit_dtype=self.logit_dtype,
@@ -187,6 +189,10 @@ class _Call:
         self.q_scale = _descale(problem.q_descale, problem.q, queries, 1)
         self.k_scale = _descale(problem.k_descale, problem.k, keys, problem.group).transpose(1, 2)
         self.v_scale = _descale(problem.v_descale, problem.v, keys, problem.group)
+        if choices.kv_cast is not None:
+            self.k = cast(self.k * self.k_scale.transpose(1, 2), choices.kv_cast)
+            self.v = cast(self.v * self.v_scale, choices.kv_cast)
+            self.k_scale, self.v_scale = torch.ones_like(self.k_scale), torch.ones_like(self.v_scale)
         length, n = problem.contexts[request], problem.kv_lens[request]
         position = torch.arange(length - problem.q_lens[request], length).unsqueeze(1)
         key = torch.arange(n).unsqueeze(0)

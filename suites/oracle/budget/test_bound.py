@@ -20,11 +20,13 @@ from oracle.problem import Problem
 from suites.oracle.budget.inputs import problem
 from suites.oracle.budget.kernels import Choices, run
 
-STRICT = Precision(qk_product=None, p_dtype=None, row_sum_of_rounded_p=False, tile=1 << 20)
+STRICT = Precision(kv_cast=None, qk_product=None, p_dtype=None, row_sum_of_rounded_p=False, tile=1 << 20)
 
 LOOSENINGS: list[tuple[dict[str, Any], dict[str, Any]]] = [
     ({}, {"q_cast": "bf16"}),
     ({"q_cast": "bf16"}, {"q_cast": "e4m3fn"}),
+    ({}, {"kv_cast": "bf16"}),
+    ({"kv_cast": "bf16"}, {"kv_cast": "e4m3fn"}),
     ({}, {"qk_product": "bf16"}),
     ({}, {"qk": MatrixUnit(unit_roundoff=2.0**-20)}),
     ({}, {"qk": MatrixUnit(toward_zero=True)}),
@@ -303,6 +305,7 @@ def test_sums_of_integers_are_exact(fields: dict[str, Any]) -> None:
         ({"qk_product": "fp16"}, (1e6, 1.0)),
         ({"max_splits": 2, "partial_dtype": "fp16"}, (1.0, 1.0, 1e6)),
         ({"q_cast": "e4m3fn"}, (500.0, 1.0)),
+        ({"kv_cast": "e4m3fn"}, (1.0, 1.0, 500.0)),
     ],
 )
 def test_overflow_leaves_no_bound(fields: dict[str, Any], shape: tuple[float, ...]) -> None:

@@ -61,6 +61,7 @@ def choices(seed: int, input_dtype: str) -> Choices:
         out_dtype=pick("bf16", "fp16", "fp32"),
         out_truncated=pick(False, False, True),
         tanh_noise=pick(0.0, 2.0**-12),
+        kv_cast=pick(None, None, "bf16", "fp16", "e4m3fn"),
         seed=seed,
     )
 
@@ -70,6 +71,7 @@ def plain(choice: Choices) -> Choices:
     return replace(
         choice,
         q_cast=None,
+        kv_cast=None,
         qk_product=None,
         logit_dtype="fp32",
         p_dtype="bf16",
