@@ -13,7 +13,8 @@ error of the denominator, and never above the worst case.
 
 Rounding errors are functions of the data, so independence is guarded where it can fail:
 
-- Keys with the same logit round alike: their terms are counted as one (`_multiplicity`).
+- Keys with the same logit round alike: their terms are counted as one (`multiplicity`). Where products with the query
+  are rounded, keys that are equal in one dimension have that rounding in common, which the log-sum-exp sees.
 - Casting a weight errs by a saw-tooth of its logit. The cast is carried out for several running maxima, fixed and
   rising, and the bound covers twice the largest sum over any prefix of the keys (`_simulated`).
 - Partial sums are as large as the largest prefix, plus four standard deviations for other orders.
@@ -37,7 +38,7 @@ from oracle.budget.arithmetic import Arithmetic
 from oracle.budget.blocks import Rows, Values, WeightedSums
 from oracle.budget.formats import FP32, Format
 from oracle.budget.growth import UNIT, scatter
-from oracle.budget.rows import Judged, Weights
+from oracle.budget.rows import Judged, Weights, multiplicity
 from oracle.precision import KeyOrder, RankOwnership, Rounding
 
 _BLOCKS = 32
@@ -105,7 +106,7 @@ class Model:
     def of(rows: Rows, found: Judged, a: Arithmetic, factor: float) -> Model:
         weights, o = found.weights, rows.out
         p, rises = weights.p, _Rises.of(found, a)
-        alike = _multiplicity(found.logits.value)
+        alike = multiplicity(found.logits.value)
         excess, noise = _logit_errors(found, a, factor, alike)
         cast = [] if a.p is None else _cast_errors(found, a, alike)
         excesses, noises, squares, *casts = rows.values.sums(excess, noise, p.square(), *cast)
@@ -122,7 +123,7 @@ class Model:
             **_narrowing(rows, found, squares, a, prefixes),
         }
         denominator = {
-            "logits": Stage(noises.total, excesses.total),
+            "logits": Stage(noises.total + (p * found.logits.alike).square_().sum(-1, keepdim=True), excesses.total),
             "rescaling": Stage(0.0, rises.weight * a.exp_error),
             "weight cast": denominator_cast,
             "row sum": _row_sum(squares, weights, a, prefixes, rises),
@@ -237,16 +238,6 @@ class _Rises:
         even = (found.weights.exact | (s == -math.inf)).all(-1, keepdim=True)
         count = torch.stack(counts).amax(0).minimum(a.rescales).masked_fill_(even, 0.0)
         return _Rises(count, torch.stack(weights).amax(0).minimum(count))
-
-
-def _multiplicity(s: Tensor) -> Tensor:
-    """How many keys of the row have the same logit, at least 1: counted by hashing, so never too few. [m, r, n]."""
-    bits = (s + 0.0).to(torch.float32).view(torch.int32).long()
-    size = 4 + max(1, s.shape[-1] - 1).bit_length()
-    bucket = bits.mul_(0x9E3779B1).bitwise_and_(0xFFFFFFFF).bitwise_right_shift_(32 - size)
-    present = (s > -math.inf).to(torch.int32)
-    counts = torch.zeros(*s.shape[:-1], 1 << size, device=s.device, dtype=torch.int32)
-    return counts.scatter_add_(-1, bucket, present).gather(-1, bucket).clamp_(min=1)
 
 
 @dataclass(frozen=True, eq=False)
