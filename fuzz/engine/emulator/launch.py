@@ -181,7 +181,9 @@ class _Runner:
             try:
                 self._execute(group)
             except Divergence as divergence:
-                parts = _by_outcome(group, divergence.outcome)
+                parts = _by_outcome(context.programs, divergence.outcome)
+                rest = group[~torch.isin(group, context.programs)]
+                parts = [*parts, rest] if len(rest) else parts
             except BatchTooLarge:
                 self._learn(group)
                 parts = list(group.tensor_split(2))

@@ -96,8 +96,8 @@ class Value:
                 self.bounds = (int(low), int(high))
         return self.bounds
 
-    def __bool__(self) -> bool:
-        """Truth of a scalar in a condition. Raises Divergence where the programs of the batch disagree."""
+    def truth(self) -> bool | Tensor:
+        """Truth of a scalar in a condition; of each program [P] where those of the batch disagree."""
         if self.data.ndim != 1:
             raise KernelError("a block stands where a condition needs a scalar")
         if isinstance(self.dtype, PointerType):
@@ -106,9 +106,14 @@ class Value:
             report(FindingKind.UNDEFINED_BRANCH, self.undefined, None, None)
         truth = self.data != 0
         count = int(truth.sum())
-        if 0 < count < len(truth):
+        return truth if 0 < count < len(truth) else count > 0
+
+    def __bool__(self) -> bool:
+        """Truth of a scalar in a condition. Raises Divergence where the programs of the batch disagree."""
+        truth = self.truth()
+        if not isinstance(truth, bool):
             raise Divergence(truth)
-        return count > 0
+        return truth
 
     def __index__(self) -> int:
         """A scalar as a Python integer, where the interpreter needs one; all programs must agree."""
