@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -54,6 +55,11 @@ def rounded_once(name: str, function: Callable[[Tensor], Tensor]) -> Callable[..
     return elementwise(name, lambda data: steady(function, data))
 
 
+def _square_root(data: Tensor) -> Tensor:
+    """Rounded to nearest, as IEEE 754 has it: torch 2.13 may be off by a bit where its vectors are of AVX-512."""
+    return torch.from_numpy(np.sqrt(data.numpy()))
+
+
 exp = rounded_once("exp", torch.exp)
 exp2 = rounded_once("exp2", torch.exp2)
 log = rounded_once("log", torch.log)
@@ -62,8 +68,8 @@ sin = rounded_once("sin", torch.sin)
 cos = rounded_once("cos", torch.cos)
 tanh = rounded_once("tanh", torch.tanh)
 erf = rounded_once("erf", torch.erf)
-rsqrt = rounded_once("rsqrt", lambda x: 1 / torch.sqrt(x))
-sqrt = elementwise("sqrt", torch.sqrt)
+rsqrt = rounded_once("rsqrt", lambda x: 1 / _square_root(x))
+sqrt = elementwise("sqrt", _square_root)
 floor = elementwise("floor", torch.floor)
 ceil = elementwise("ceil", torch.ceil)
 
