@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -190,11 +191,29 @@ def _write(buffer: Buffer, lanes: _Lanes, access: Access, bits: Tensor) -> None:
     changed = before != bits
     if journal.enabled:
         contested = not torch.equal(raw.index_select(0, index), bits)
-        journal.stores.append(Store(access, raw, before, changed, contested, marks, marks_before))
+        journal.stores.append(Store(access, buffer, bits, before, changed, contested, marks_before))
     elif races is not None:
         stores, loads = races.store(access, changed)
         _report_races(FindingKind.RACING_STORES, races, stores, lanes, buffer, "that program stores it")
         _report_races(FindingKind.RACING_LOAD, races, loads, lanes, buffer, "that program loads it")
+
+
+def store_in_turn(stores: Sequence[Store], programs: Tensor, races: Races) -> None:
+    """Do stores that were taken back once more, as if the programs had run one after the other."""
+    context, lanes_of = active(), [store.by_program() for store in stores]
+    context.races = races
+    for program in programs.tolist():
+        context.programs = torch.tensor([program])
+        races.begin(program)
+        for done, lanes in zip(stores, lanes_of, strict=True):
+            if program in lanes:
+                index, bits = done.access.index[lanes[program]], done.bits[lanes[program]]
+                access = replace(
+                    done.access, index=index, shape=(1, len(index)), active=None, programs=context.programs
+                )
+                context.location = done.access.location
+                _write(done.buffer, _Lanes((index - done.buffer.base)[None], None, None), access, bits)
+    context.races = context.location = None
 
 
 def _note_load(buffer: Buffer, lanes: _Lanes, atomic: bool) -> None:

@@ -190,7 +190,8 @@ def _record(
     origin: Origin | None = None,
     source: Source | None = None,
 ) -> Finding:
-    context, location = active(), user_location()
+    context = active()
+    location = context.location or user_location()
     showing = lanes.reshape(len(lanes), -1).any(1)
     count = int(lanes.sum()) * (len(context.programs) if len(lanes) == 1 else 1)
     indices = extent = unwritten = None
