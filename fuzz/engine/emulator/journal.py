@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from fuzz.engine.emulator.errors import Location
+from fuzz.engine.emulator.masks import some
 
 if TYPE_CHECKING:
     from fuzz.engine.emulator.memory import Buffer
@@ -144,7 +145,7 @@ def _meet(stores: list[Store], loads: list[Access]) -> bool:
     owner = torch.full((size,), _FREE, dtype=torch.int64)
     for store, place in zip(stores, places[: len(stores)], strict=True):
         programs, before = store.access.owners(), owner[place]
-        if bool(((before != _FREE) & ((before != programs) | (before == _SHARED))).any()):
+        if some((before != _FREE) & ((before != programs) | (before == _SHARED))):
             return True
         owner.scatter_(0, place, programs)
         shared = owner[place] != programs
@@ -153,7 +154,7 @@ def _meet(stores: list[Store], loads: list[Access]) -> bool:
         owner[place[shared]] = _SHARED
     for access, place in zip(loads, places[len(stores) :], strict=True):
         programs, writer = access.owners(), owner[place]
-        if bool(((writer != _FREE) & ((writer != programs) | (writer == _SHARED))).any()):
+        if some((writer != _FREE) & ((writer != programs) | (writer == _SHARED))):
             return True
     return False
 

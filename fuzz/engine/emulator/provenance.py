@@ -14,6 +14,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from fuzz.engine.emulator.masks import some
+
 Key = tuple[object, ...]
 Bounds = tuple[int, int]
 
@@ -87,7 +89,7 @@ _Place = tuple[int, int | None]  # an argument, or an item of one that is a list
 
 def traced(mask: Tensor, sources: Sources) -> Tensor:
     """`mask` with those of the sources that have lanes in it; `mask` itself if none has. Shapes broadcast."""
-    kept = {origin: source for origin, source in sources.items() if bool(source.lanes.any())}
+    kept = {origin: source for origin, source in sources.items() if some(source.lanes)}
     if not kept:
         return mask
     result: TracedMask = plain(mask).as_subclass(TracedMask)
@@ -134,13 +136,13 @@ def rows_of(mask: Tensor, rows: Tensor) -> Tensor:
 def _rows(x: Tensor, rows: Tensor) -> Tensor:
     if len(x) == 1:
         return x
+    first, last = int(rows[0]), int(rows[-1])
+    if last - first + 1 == len(rows):
+        return x[first : last + 1]
     narrow = x
     for axis in range(1, x.ndim):  # what is repeated along an axis is taken once
         if x.stride(axis) == 0:
             narrow = narrow.narrow(axis, 0, 1)
-    first, last = int(rows[0]), int(rows[-1])
-    if last - first + 1 == len(rows):
-        return x[first : last + 1]
     return narrow.index_select(0, rows).expand(len(rows), *x.shape[1:])
 
 

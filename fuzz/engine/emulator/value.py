@@ -20,6 +20,7 @@ from fuzz.engine.emulator.dtypes import (
     type_of_literal,
 )
 from fuzz.engine.emulator.errors import Divergence, KernelError, UnknownName
+from fuzz.engine.emulator.masks import either
 from fuzz.engine.emulator.sanitizer import FindingKind, report
 
 if TYPE_CHECKING:
@@ -197,7 +198,7 @@ def join_taints(ndim: int, *taints: Tensor | None) -> Tensor | None:
     for taint in taints:
         if taint is not None:
             taint = lift(taint, ndim)
-            joined = taint if joined is None else joined | taint
+            joined = taint if joined is None else either(joined, taint)
     return joined
 
 

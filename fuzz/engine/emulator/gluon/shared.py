@@ -19,6 +19,7 @@ from fuzz.engine.emulator.context import active
 from fuzz.engine.emulator.dtypes import DType
 from fuzz.engine.emulator.errors import KernelError
 from fuzz.engine.emulator.gluon.layouts import check_distributed, check_shared
+from fuzz.engine.emulator.masks import every
 from fuzz.engine.emulator.provenance import Source, Sources, plain, sources, traced
 from fuzz.engine.emulator.sanitizer import FindingKind, report
 from fuzz.engine.emulator.value import Value
@@ -113,7 +114,7 @@ class SharedMemory:
         """The block. Elements that nothing was stored to are reported and undefined."""
         check_distributed(layout, self.shape)
         undefined = None
-        if not bool((self.state == _DEFINED).all()):
+        if not every(self.state == _DEFINED):
             missing = report(FindingKind.SHARED_READ_BEFORE_STORE, (self.state == _UNWRITTEN).any(-1), None, None)
             undefined = missing | self._undefined()
         return Value(from_bits(self.bits.contiguous(), self.dtype), self.dtype, undefined=undefined)
