@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from fuzz.engine.emulator.allocator import keep_memory
 from fuzz.engine.emulator.context import Context, activate
 from fuzz.engine.emulator.coverage import Coverage, traced_lines
 from fuzz.engine.emulator.errors import BatchTooLarge, Divergence, KernelError
@@ -54,6 +55,7 @@ def launch(
     The result is that of programs running one after another, the first grid axis fastest. Raises KernelError
     with the kernel's name, and FindingsError outside a session.
     """
+    keep_memory()
     log = current()
     runner = _Runner(kernel, body, grid, log.options if log else Options(), experience)
     previous = activate(runner.context)

@@ -1,5 +1,6 @@
 """Batched execution leaves the bits of serial execution, whatever programs do to each other."""
 
+import platform
 from types import ModuleType
 
 import pytest
@@ -9,6 +10,7 @@ from hypothesis import strategies as st
 
 from fuzz.engine import emulator
 from fuzz.engine.emulator import FindingKind, Fp8Overflow, Log, Options
+from fuzz.engine.emulator.allocator import keep_memory
 
 
 def bits(tensor: torch.Tensor) -> torch.Tensor:
@@ -53,6 +55,10 @@ def test_divergent_programs_agree_with_serial_execution(
     assert serial.findings == ()
     assert serial.launches[0].batches == count
     assert batched.launches[0].batches <= count
+
+
+def test_memory_is_kept_where_the_c_library_can() -> None:
+    assert keep_memory() == (platform.libc_ver()[0] == "glibc")
 
 
 def test_like_programs_run_as_one_batch(programs: ModuleType) -> None:
