@@ -20,7 +20,7 @@ from oracle.convention import Convention
 from oracle.diagnose import conventions, fitted, keys, narrow, parts, places
 from oracle.diagnose.hypothesis import Hypothesis
 from oracle.diagnose.model import Diagnosis, Kind, Surroundings
-from oracle.diagnose.rows import request_of
+from oracle.diagnose.rows import describe_rows, request_of
 from oracle.diagnose.scene import Scene
 from oracle.diagnose.subject import Answer, Fit, Subject
 from oracle.precision import Precision
@@ -144,7 +144,9 @@ class _Search:
         failing = self.scene.failing[torch.tensor(self.panel)]
         own = self._own(self.panel, None)
         only_failing = fit.where(failing, own)
-        # That a row is not a number says little: the others have to agree.
+        # That a row is not a number, or may be any, says little: the others have to agree.
+        if bool(fit.undefined[failing].all()):
+            return None
         everywhere = (True,) if bool(fit.undefined[failing].any()) else (True, False)
         fits = {True: fit, False: only_failing}
         choices = [(scope, self._misfit(hypothesis, fits[scope], own, failing)) for scope in everywhere]
@@ -180,7 +182,10 @@ class _Search:
         scene, heads = self.scene, self.scene.heads(kv_head)
         failing = scene.failing[torch.tensor(tokens)][:, heads]
         solution = hypothesis.quick(scene.subject, scene.quick, tokens, kv_head)
-        fit = scene.subject.fit(Answer(solution, scene.part(tokens, kv_head).bounds), tokens, heads)
+        bounds = scene.part(tokens, kv_head).bounds
+        if hypothesis.bounded is not None and kv_head is None:
+            bounds = hypothesis.bounded(bounds, describe_rows(scene.subject.problem, tokens))
+        fit = scene.subject.fit(Answer(solution, bounds), tokens, heads)
         own = self._own(tokens, kv_head)
         # Errors that were very large may leave large ones, since budgets grow with what is summed.
         if bool((fit.ratio > (own.ratio * _REST).clamp(min=_SCREEN))[failing].any()):
@@ -205,7 +210,8 @@ class _Search:
             if not everywhere and bool(fit.undefined[failing].any()):
                 return None
             ratio = max(ratio, float(fit.ratio[fit.passes].max()))
-        detail = hypothesis.detail if everywhere else f"{hypothesis.detail}, {self._where()}"
+        where = "" if everywhere else self._where()
+        detail = f"{hypothesis.detail}, {where}" if where.startswith("only") else hypothesis.detail
         return Diagnosis(hypothesis.kind, detail, hypothesis.parameters, ratio, candidate.misfit)
 
     def _holds_of_screen(self, hypothesis: Hypothesis) -> bool:

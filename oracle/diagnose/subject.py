@@ -42,9 +42,9 @@ class Answer:
 class Fit:
     """How well an answer explains what was returned for some rows [T, H].
 
-    passes: bool, every element within its budget. ratio: worst error over budget, inf where it has none. undefined: bool,
-    the answer has an element that is not a number. out_square, lse_square: sums of squared errors over the variances that
-    the bounds stand for.
+    passes: bool, every element within its budget. ratio: worst error over budget, inf where it has none.
+    undefined: bool, the answer has an element that is not a number, or that may be any.
+    out_square, lse_square: sums of squared errors over the variances that the bounds stand for.
     """
 
     passes: Tensor
@@ -142,7 +142,7 @@ class Subject:
             self.confidence,
         )
         accepted, ratio = out.passes.all(-1), out.ratio.amax(-1)
-        undefined = solution.out.isnan().any(-1) | solution.lse.isnan()
+        undefined = (solution.out.isnan() | (bounds.out == math.inf)).any(-1) | solution.lse.isnan()
         if self.lse is None:
             return Fit(accepted, ratio, out.square.sum(-1), None, undefined)
         expected = solution.lse.masked_fill(empty, EMPTY_LSE[self.convention.empty_lse]) * self.unit
