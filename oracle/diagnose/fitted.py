@@ -100,12 +100,12 @@ def _values(scene: Scene, tokens: Sequence[int]) -> Iterator[Hypothesis]:
     common = float(top.sum() / bottom.sum())
     if abs(common - 1) > _SMALLEST and _LARGEST > abs(common) > 1 / _LARGEST:
         yield _valued(
-            problem, f"v_descale: values are {common:.5g} times those asked for", torch.full_like(factors, common), 1
+            problem, f"v_descale: values are {common:.4g} times those asked for", torch.full_like(factors, common), 1
         )
     heads = failing.nonzero().flatten().tolist()
     usual = (factors.abs() < _LARGEST) & (factors.abs() > 1 / _LARGEST)
     if len(heads) > 1 and bool(usual.all()):
-        words = ", ".join(f"{float(factors[h]):.5g} of kv head {h}" for h in heads[:4])
+        words = ", ".join(f"{float(factors[h]):.4g} of kv head {h}" for h in heads[:4])
         yield _valued(problem, f"v_descale: values are times those asked for: {words}", factors, len(heads))
 
 

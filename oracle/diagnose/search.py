@@ -2,8 +2,8 @@
 
 A hypothesis explains a result if every element of it, failing or not, is within the budget of what the hypothesis
 says, or if that holds of the failing rows while the others are as they were asked to be. Of the hypotheses that
-explain, those whose likelihood is nearly the best are equal, and the smallest change among them is named, in the order
-of `Kind`. What is not better than another by evidence is a runner-up.
+explain, those whose likelihood is nearly the best are equal, and the smallest change among them is named: one without
+fitted numbers, else the first in the order of `Kind`. What explains as well is a runner-up.
 """
 
 from __future__ import annotations
@@ -77,8 +77,10 @@ class _Candidate:
     misfit: float
 
     @property
-    def order(self) -> tuple[int, int, int]:
-        return (self.hypothesis.kind.size, 0 if self.everywhere else 1, self.hypothesis.rank)
+    def order(self) -> tuple[bool, int, bool, int]:
+        """Where nothing is fitted goes first, then by kind, then what is said of all rows, then by rank."""
+        h = self.hypothesis
+        return (h.fitted > 0, h.kind.size, not self.everywhere, h.rank)
 
 
 @dataclass(frozen=True, eq=False)
@@ -243,13 +245,13 @@ class _Search:
         return f"only in {', '.join(words)}"
 
 
-_SCREEN = 64.0
+_SCREEN = 512.0
 """How far beyond the budget of the problem as posed a hypothesis may be before its own budget is worked out."""
 _IMPROVED = 9.0
 """Decrease of a row's sum of squares, in variances, that counts as an improvement."""
 _ELEMENTS = 3
 """Elements in rows that were wrong that it takes for each fitted number."""
-_REST = 2.0**-6
+_REST = 2.0**-4
 """Or how much of the error it may leave."""
 
 

@@ -44,7 +44,7 @@ class Fit:
 
     passes: bool, every element within its budget. ratio: worst error over budget, inf where it has none.
     undefined: bool, the answer has an element that is not a number, or that may be any.
-    out_square, lse_square: sums of squared errors over the variances that the bounds stand for.
+    out_square, lse_square: sums of squared errors, less the last rounding, over the variances that bounds stand for.
     """
 
     passes: Tensor
@@ -182,8 +182,9 @@ class Compared:
         ratio = torch.where(beyond == 0, 0.0, beyond / bound).nan_to_num(nan=math.inf, posinf=math.inf)
         # What failed is beyond its budget, however rounding at a power of two counts the slack.
         ratio = torch.where(accepted, ratio.clamp(max=1.0), ratio.clamp(min=1.0 + 2.0**-20))
-        variance = spacing.square() / 12 + (bound / confidence).square()
-        return Compared(accepted, ratio, (error.square() / variance).nan_to_num(nan=math.inf))
+        # What the last rounding may have done is no error: nothing is gained by an answer nearer to the rounded number.
+        variance = (spacing / 8).square() + (bound / confidence).square()
+        return Compared(accepted, ratio, (beyond.square() / variance).nan_to_num(nan=math.inf))
 
 
 def _spacing(magnitude: Tensor, fmt: Format) -> Tensor:
