@@ -312,7 +312,10 @@ class Space:
             return "a request has at least one key"
         if names.get("window") == "page" and names.get("page_size") == "1":
             return "a window of one page of one key has the label one"
-        if self.declaration.convention.descales.fp8_only and (reason := unpaired(names)):
+        needs = _PROBE_NEEDS.get(names.get("probe", ""), {})
+        # What the probe needs comes along: an fp8 cache, or a descale.
+        implied = {name: allowed[0] for name, allowed in needs.items()} | names
+        if self.declaration.convention.descales.fp8_only and (reason := unpaired(implied)):
             return reason
         if names.get("length", "").startswith("window") and names.get("window") in ("off", "beyond"):
             return "there is no window to be at the edge of"

@@ -7,6 +7,7 @@ from fuzz.call import ResultError, Unsupported
 from fuzz.case import Case
 from fuzz.check.attention import attention_values, merge_values
 from fuzz.check.copies import gather_values, index_values, written_pool
+from fuzz.check.diagnosis import diagnosed
 from fuzz.check.execute import Execution, Progress, execute
 from fuzz.check.memory import (
     IN_PLACE,
@@ -49,7 +50,7 @@ def check_case(
         _values(declaration, first),
         lambda other: _values(declaration, execute(declaration, other, first.poison, engine, progress)),
     )
-    found += values.checks
+    found += diagnosed(declaration, first, values.checks)
     found += _influence(declaration, case, engine, (first, second, nan), progress)
     return CaseResult(
         checks=_one_each(found),
