@@ -207,7 +207,7 @@ def _name(*allowed: str) -> Parser:
     return parse
 
 
-_DESCALES = (Granularity.NONE, Granularity.TENSOR, Granularity.HEAD)
+_DESCALES = (Granularity.NONE, Granularity.TENSOR, Granularity.HEAD, Granularity.TOKEN)
 """Granularities that tensors are built for so far."""
 
 _PARSERS: dict[str, Parser] = {

@@ -43,9 +43,14 @@ def _words(values: Sequence[object]) -> tuple[str, ...]:
     return tuple(str(value) for value in values)
 
 
-def _granularities(finest: Granularity) -> tuple[str, ...]:
-    coarser = (Granularity.NONE, Granularity.TENSOR, Granularity.HEAD)
-    return coarser[: coarser.index(finest) + 1]
+_GRANULARITIES = {
+    Granularity.NONE: (Granularity.NONE,),
+    Granularity.TENSOR: (Granularity.NONE, Granularity.TENSOR),
+    Granularity.HEAD: (Granularity.NONE, Granularity.TENSOR, Granularity.HEAD),
+    # A kernel that takes a factor for each token of each head takes none for a head alone.
+    Granularity.TOKEN: (Granularity.NONE, Granularity.TENSOR, Granularity.TOKEN),
+}
+"""Granularities that are drawn for a target, by the finest that it takes."""
 
 
 @dataclass(frozen=True)
@@ -86,6 +91,9 @@ class Space:
         if self.declaration.operation is Operation.LSE_MERGE:
             # Rows to merge know no partition of keys.
             lengths = [n for n in lengths if not n.startswith("partition")]
+        if self.declaration.operation is not Operation.PAGED_DECODE:
+            # So many keys are for kernels that split them.
+            lengths = [n for n in lengths if n != "partitions"]
         if self.declaration.operation is Operation.PAGED_DECODE and "empty" not in features:
             lengths.remove("zero")
         return {
@@ -149,10 +157,10 @@ class Space:
             "causal": ("yes", "no") if "non_causal" in features else ("yes",),
             "window": windows[:1] if limited else windows,
             "sinks": tuple(Sink) if sinks else (Sink.NONE,),
-            "soft_cap": ("off", "on") if convention.soft_cap and "soft_cap" in features else ("off",),
+            "soft_cap": ("off", "on", "saturated") if convention.soft_cap and "soft_cap" in features else ("off",),
             "scale": ("default", "small", "large") if "custom_scale" in features else ("default",),
-            "k_descale": _granularities(convention.descales.k),
-            "v_descale": _granularities(convention.descales.v),
+            "k_descale": _GRANULARITIES[convention.descales.k],
+            "v_descale": _GRANULARITIES[convention.descales.v],
         }
 
     def _queries(self) -> tuple[str, ...]:
@@ -194,6 +202,10 @@ class Space:
         parts = int(picked.get("parts", 1))
         ranks = {"first": 0, "middle": parts // 2, "last": parts - 1}
         prefix = declaration.operation is Operation.VARLEN_EXTEND and convention.prefix_in_pool
+        k_descale = Granularity(picked.get("k_descale", Granularity.NONE))
+        v_descale = Granularity(picked.get("v_descale", Granularity.NONE))
+        if convention.descales.fp8_only:
+            k_descale = v_descale = _of_fp8(picked["kv_dtype"], k_descale, v_descale)
         return Case(
             operation=declaration.operation,
             seed=chooser.integer("seed", 0, (1 << 31) - 1),
@@ -215,11 +227,11 @@ class Space:
             causal=picked.get("causal", "yes") == "yes",
             window=_window(picked.get("window", "off"), page_size, chooser),
             sinks=Sink(picked.get("sinks", Sink.NONE)),
-            soft_cap=None if picked.get("soft_cap", "off") == "off" else 5.0,
+            soft_cap={"off": None, "on": 5.0, "saturated": 0.01}[picked.get("soft_cap", "off")],
             scale={"default": None, "small": 0.02, "large": 0.5}[picked.get("scale", "default")],
             q_descale=Granularity.NONE,
-            k_descale=Granularity(picked.get("k_descale", Granularity.NONE)),
-            v_descale=Granularity(picked.get("v_descale", Granularity.NONE)),
+            k_descale=k_descale,
+            v_descale=v_descale,
             index_form=convention.index_form,
             prefix=Prefix.POOL if prefix else Prefix.INLINE,
             skip=Skip(picked.get("skip", Skip.NONE)),
@@ -300,6 +312,11 @@ class Space:
             return "a request has at least one key"
         if names.get("window") == "page" and names.get("page_size") == "1":
             return "a window of one page of one key has the label one"
+        needs = _PROBE_NEEDS.get(names.get("probe", ""), {})
+        # What the probe needs comes along: an fp8 cache, or a descale.
+        implied = {name: allowed[0] for name, allowed in needs.items()} | names
+        if self.declaration.convention.descales.fp8_only and (reason := unpaired(implied)):
+            return reason
         if names.get("length", "").startswith("window") and names.get("window") in ("off", "beyond"):
             return "there is no window to be at the edge of"
         probe = names.get("probe")
@@ -307,6 +324,24 @@ class Space:
             if probe in _PROBE_NEEDS and label not in _PROBE_NEEDS[probe].get(name, (label,)):
                 return f"the probe {probe} needs {name} {' or '.join(_PROBE_NEEDS[probe][name])}"
         return None
+
+
+def _of_fp8(kv_dtype: str, k: Granularity, v: Granularity) -> Granularity:
+    """The granularity of both descales where they come with an fp8 cache only."""
+    if kv_dtype == "same":
+        return Granularity.NONE
+    return next((own for own in (k, v) if own is not Granularity.NONE), Granularity.TENSOR)
+
+
+def unpaired(names: dict[str, str]) -> str | None:
+    """Why these descales, of some of kv_dtype, k_descale and v_descale, do not come together, or None."""
+    given = {name: names[name] for name in ("k_descale", "v_descale") if name in names}
+    if len(set(given.values())) > 1:
+        return "descales of keys and values have one granularity"
+    bare = names.get("kv_dtype") == "same"
+    if "kv_dtype" in names and any((value == Granularity.NONE) is not bare for value in given.values()):
+        return "descales come with an fp8 cache, and with no other"
+    return None
 
 
 _PROBE_NEEDS: dict[str, Mapping[str, tuple[str, ...]]] = {probe.value: d.needs for probe, d in DESIGNS.items()}

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import importlib
 import math
+from collections.abc import Callable
 
 import torch
 
-from fuzz.bench.report import WORST_CASE, WORST_CASE_CUDA, Figure
+from fuzz.bench.report import PROBABLE, PROBABLE_CUDA, WORST_CASE, WORST_CASE_CUDA, Figure
 from fuzz.bench.timing import nothing, ratio, shown, take_turns, threads
 from oracle import philox
 from oracle.attention import solve
-from oracle.budget import worst_case
+from oracle.budget import budgets, worst_case
 from oracle.precision import Precision
 from oracle.problem import Problem
 from oracle.rounding import round_to
@@ -21,8 +22,8 @@ REQUESTS, CONTEXT = 4, 8192
 KV_HEADS, GROUP, DIM = 4, 4, 128
 THREADS = 2
 
-SUITE = "suites.tolerance.detection"
-"""Emulated faults are a suite, above this room: it is loaded by name, as the built-in targets are."""
+SUITE = "suites.tolerance"
+"""Emulated kernels and faults are a suite, above this room: it is loaded by name, as the built-in targets are."""
 
 
 def decode_problem(device: str) -> Problem:
@@ -42,19 +43,30 @@ def decode_problem(device: str) -> Problem:
 
 
 def worst_case_cost(device: str) -> Figure:
-    """Time of the worst-case budget over that of the oracle alone."""
+    """Time that the worst-case budget adds, over that of the oracle alone."""
+    return _cost(device, WORST_CASE if device == "cpu" else WORST_CASE_CUDA, worst_case)
+
+
+def probable_cost(device: str) -> Figure:
+    """Time that both budgets together add, over that of the oracle alone."""
+    return _cost(device, PROBABLE if device == "cpu" else PROBABLE_CUDA, budgets)
+
+
+def _cost(device: str, name: str, budget: Callable[..., object]) -> Figure:
     problem = decode_problem(device)
+    solution = solve(problem)
     candidates = {
         "oracle": lambda: solve(problem),
-        "budget": lambda: worst_case(problem, Precision(), input_dtype="bf16"),
+        "budget": lambda: budget(problem, Precision(), input_dtype="bf16", solution=solution),
     }
     with threads(THREADS):
         found = take_turns(candidates, 5, nothing if device == "cpu" else torch.cuda.synchronize)
     return Figure(
-        WORST_CASE if device == "cpu" else WORST_CASE_CUDA,
+        name,
         ratio(found, "budget", "oracle"),
         "times",
-        f"the oracle alone, {REQUESTS} queries over {CONTEXT} keys, {KV_HEADS * GROUP} heads, D {DIM}, bf16",
+        f"the oracle alone, whose result the budget is given: {REQUESTS} queries over {CONTEXT} keys, "
+        f"{KV_HEADS * GROUP} heads, D {DIM}, bf16, loosest precision",
         False,
         shown(found),
     )
@@ -62,5 +74,11 @@ def worst_case_cost(device: str) -> Figure:
 
 def detected() -> Figure:
     """Share of the emulated faults that the probable budget detects."""
-    figure: Figure = importlib.import_module(SUITE).share_detected()
+    figure: Figure = importlib.import_module(f"{SUITE}.detection").share_detected()
+    return figure
+
+
+def tightness() -> Figure:
+    """How near to the probable budget the errors of correct kernels come."""
+    figure: Figure = importlib.import_module(f"{SUITE}.tightness").tightness()
     return figure

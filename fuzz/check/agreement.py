@@ -100,7 +100,7 @@ def compare(declaration: Declaration, case: Case, a: Mapping[str, Tensor], b: Ma
 
 def _bounds(declaration: Declaration, case: Case) -> Bounds:
     """Worst-case bounds of the outputs, the log-sum-exp's in the target's own base."""
-    convention, precision = declaration.convention, declaration.precision_for(case.dtype)
+    convention, precision = declaration.convention, declaration.precision_for(case.dtype, case.kv_dtype)
     instance = build(case, Poison.POSITIVE)
     if instance.problem is None:
         outs, lses = (instance.buffers[name].view.double() for name in ("outs", "lses"))

@@ -36,7 +36,7 @@ def attention_values(declaration: Declaration, run: Execution) -> CaseResult:
     problem, case = run.instance.problem, run.instance.case
     if problem is None:
         raise TypeError(f"{case.operation} poses no attention problem")
-    convention, precision = declaration.convention, declaration.precision_for(case.dtype)
+    convention, precision = declaration.convention, declaration.precision_for(case.dtype, case.kv_dtype)
     solution = solve(problem)
     if convention.lse_includes_sink and problem.sinks is not None:
         solution = type(solution)(solution.out, lse_with_sink(solution.lse, problem.sinks))
@@ -46,6 +46,7 @@ def attention_values(declaration: Declaration, run: Execution) -> CaseResult:
         input_dtype=case.dtype,
         lse_includes_sink=convention.lse_includes_sink,
         confidence=CONFIDENCE,
+        solution=solution,
     )
     return _judged(run, solution, bounds, convention, precision, convention.lse_base)
 
@@ -83,9 +84,9 @@ def _judged(
         lse_base=base,
     )
     # A tally without elements (an empty batch) has nothing to say and is left out.
-    checks = [_result(Check.VALUES, judgement.out, out)] if judgement.out.elements else []
+    checks = [_result(Check.VALUES, judgement.out, out, precision)] if judgement.out.elements else []
     if judgement.lse is not None and lse is not None and judgement.lse.elements:
-        checks.append(_result(Check.LSE, judgement.lse, lse))
+        checks.append(_result(Check.LSE, judgement.lse, lse, precision))
     tallies = [t for t in (judgement.out, judgement.lse) if t is not None]
     ratios = [t.worst.ratio for t in tallies if t.worst is not None and math.isfinite(t.worst.ratio)]
     return CaseResult(
@@ -96,7 +97,7 @@ def _judged(
     )
 
 
-def _result(check: Check, tally: Tally, actual: Tensor) -> CheckResult:
+def _result(check: Check, tally: Tally, actual: Tensor, precision: Precision) -> CheckResult:
     if tally.worst is None or tally.verdict is Verdict.PASS:
         return CheckResult(check, tally.verdict)
     worst = tally.worst
@@ -124,5 +125,7 @@ def _result(check: Check, tally: Tally, actual: Tensor) -> CheckResult:
         "elements": tally.elements,
         "failing_rows": [list(row) for row in tally.first_failing_rows],
         "dtype": str(actual.dtype),
+        "precision": precision.source,
+        "loosest": list(precision.loosest()),
     }
     return CheckResult(check, tally.verdict, message, evidence)

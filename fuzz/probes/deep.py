@@ -45,9 +45,9 @@ def deep_negative_uncapped(geometry: Geometry) -> Inputs:
     level_q, _ = geometry.channel(DEPTH)
     level_k = round_to(-DEPTH / (level_q * geometry.factor), DTYPES[case.kv_dtype])
     q[..., LEVEL], k[..., LEVEL] = level_q, widen(level_k).double()
-    # The sink lies where rounding has put the keys of its head.
+    # The sink lies where rounding has put the keys of its head, on the average.
     reached = widen(level_k).double() * level_q * geometry.factor
-    depth = reached.repeat_interleave(case.group_size)
+    depth = reached.mean(0).repeat_interleave(case.group_size)
 
     def unused(count: int) -> tuple[Tensor, Tensor]:
         return silent(case, count), loud(case, count)

@@ -50,7 +50,9 @@ class Geometry:
         """Logit over q . stored k, before the cap: float64 [1, Hkv], or [Tk, Hkv] where descales are of tokens."""
         descale = descale_of(self.case, Role.K)
         ones = torch.ones(1, self.case.num_kv_heads, dtype=torch.float64)
-        return ones * self.scale if descale is None else ones * descale.double() * self.scale
+        if descale is None or not descale.numel():
+            return ones * self.scale
+        return ones * descale.double() * self.scale
 
     @cached_property
     def sign(self) -> float:

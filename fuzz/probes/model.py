@@ -62,7 +62,7 @@ class Inputs:
     """Values of every operand of an attention case, on the CPU.
 
     q [Tq, Hq, D] in the case's dtype; k [Tk, Hkv, D] and v [Tk, Hkv, D_v] in its storage dtype; sinks [Hq],
-    k_descale and v_descale ([1] or [Hkv]) float32 or None. ``unused(n)``: what n pool slots hold that belong
+    k_descale and v_descale ([1], [Hkv] or [Tk, Hkv]) float32 or None. ``unused(n)``: what n pool slots hold that belong
     to no key, [n, Hkv, D] and [n, Hkv, D_v] in the storage dtype; None: nothing that the design cares about.
     """
 
@@ -73,6 +73,11 @@ class Inputs:
     k_descale: Tensor | None
     v_descale: Tensor | None
     unused: Callable[[int], dict[Role, Tensor]] | None = None
+
+    @property
+    def descales(self) -> dict[str, Tensor | None]:
+        """By the name of the operand."""
+        return {"k_descale": self.k_descale, "v_descale": self.v_descale}
 
 
 def _anything(geometry: Geometry) -> str | None:

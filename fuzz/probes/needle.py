@@ -69,7 +69,9 @@ def needle_poison(geometry: Geometry) -> Inputs:
     heads = torch.arange(case.num_q_heads)
     q[:, heads, NEEDLE + heads % CLASSES] = level_q
     for request, kind, at in needles:
-        k[starts[request] + at, :, NEEDLE + kind] = (levels.needles[request] - levels.bottom) * per_nat
+        key = starts[request] + at
+        own = per_nat[key if len(per_nat) > 1 else 0]
+        k[key, :, NEEDLE + kind] = (levels.needles[request] - levels.bottom) * own
 
     def unused(count: int) -> tuple[Tensor, Tensor]:
         poison = torch.zeros(count, case.num_kv_heads, case.head_dim, dtype=torch.float64)

@@ -6,6 +6,7 @@ our own rounding, so that neither the random generator nor the casts of a torch 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import torch
@@ -55,19 +56,27 @@ def sinks(case: Case) -> Tensor | None:
 
 
 def descale_of(case: Case, role: Role) -> Tensor | None:
-    """Descale factors, float32 on the CPU: [1] for a tensor, [H] for heads; unequal and not 1."""
+    """Descale factors, float32 on the CPU; unequal and not 1.
+
+    [1] for a tensor, [H] for heads, [T, H] for tokens: one for each key of each kv head.
+    """
     granularity, stream = {
         Role.K: (case.k_descale, Stream.K_DESCALE),
         Role.V: (case.v_descale, Stream.V_DESCALE),
     }[role]
     if granularity is Granularity.NONE:
         return None
-    count = 1 if granularity is Granularity.TENSOR else case.num_kv_heads
+    shapes: dict[Granularity, tuple[int, ...]] = {
+        Granularity.TENSOR: (1,),
+        Granularity.HEAD: (case.num_kv_heads,),
+        Granularity.TOKEN: (sum(case.context_lens), case.num_kv_heads),
+    }
+    shape = shapes[granularity]
     if case.probe is Probe.UNEQUAL_DESCALES:
         # 2**-3 to 2**3 times an odd number of eighths: neighbours are at least a factor of 4 apart.
-        step = torch.arange(count) * 3 + philox.uniform_int(case.seed, stream, (1,), 0, 7)
-        eighths = 9 + 2 * philox.uniform_int(case.seed, Stream.PICKS, (count,), 0, 4)
+        step = torch.arange(math.prod(shape)).view(shape) * 3 + philox.uniform_int(case.seed, stream, (1,), 0, 7)
+        eighths = 9 + 2 * philox.uniform_int(case.seed, Stream.PICKS, shape, 0, 4)
         return eighths.float() / 8 * torch.tensor([2.0**e for e in range(-3, 4)], dtype=torch.float32)[step % 7]
     # 0.5 to 1.5 in steps of 1/128, never 1.
-    drawn = philox.uniform_int(case.seed, stream, (count,), 0, 127)
+    drawn = philox.uniform_int(case.seed, stream, shape, 0, 127)
     return (64 + drawn + (drawn >= 64)).float() / 128

@@ -75,9 +75,15 @@ def gate(geometry: Geometry) -> Inputs:
     opened, closed = geometry.channel(NOTHING)
     q = torch.zeros(q_shape(case), dtype=torch.float64)
     channel = geometry.row_in_request[:, None] * case.group_size + torch.arange(case.num_q_heads) % case.group_size
-    q.scatter_(2, (channel % case.head_dim)[:, :, None], opened)
+    channel %= case.head_dim
+    q.scatter_(2, channel[:, :, None], opened)
     k = -closed * philox.uniform_int(case.seed, Stream.K, k_shape(case), 0, 2).double()
     k[boundary_keys(geometry)] = 0.0
+    # The last key that a row sees is open to it: some weight is 1, and no sink lies far above all logits.
+    lo, hi = geometry.ranges
+    some = lo < hi
+    last = (geometry.key_starts[geometry.row_request] + hi - 1)[some]
+    k.transpose(1, 2)[last[:, None], channel[some]] = 0.0
     return assemble(
         geometry,
         q=q,

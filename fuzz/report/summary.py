@@ -171,6 +171,8 @@ def print_findings(
         console.print(Text(f"    {finding.message}"))
         if (detail := detail_of(finding.evidence)) is not None:
             console.print(Text(f"    diagnosis: {detail}"))
+        if loosest := finding.evidence.get("loosest"):
+            console.print(Text(f"    budget: the loosest is assumed of {', '.join(loosest)}"))
         if finding.id in paths:
             command = shlex.join(["attn-oracle", "replay", paths[finding.id], *options])
             # In one line however long it is, so that it can be copied.

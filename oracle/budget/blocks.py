@@ -20,6 +20,9 @@ _CPU_LOGITS = 1 << 18
 _GPU_LOGITS = 1 << 24
 FLOOR = 2.0**-126
 """Numbers below are lost in sums in float32."""
+_MANY = 1024
+_TERMS = 512
+"""Keys whose products are added in float32."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -27,7 +30,8 @@ class Rows:
     """m matrices (requests times kv heads) of r rows (queries times heads of the group) over n keys.
 
     Float64 but for k_size. q [m, r, d], k [m, n, d]: as the caller gave them; q_factor [m, r, 1] (the scale included)
-    and k_factor [m, 1, n | 1] scale them. k_size [m, n, d]: |k| / k_unit in the dtype of sums. values: of the keys.
+    and k_factor [m, 1, n | 1] scale them. k_stored, v_stored: the dtypes that hold the keys and values as they are
+    used; None where a descale comes in. k_size [m, n, d]: |k| / k_unit in the dtype of sums. values: of the keys.
     hidden: bool [m, r, n], True where a key is not visible. count [m, r, 1]: how many keys are.
     out [m, r, e]: the exact results, 0 where they are not finite.
     reach [m, r, e]: largest |v| over the visible keys. sinks [m, r, 1] or None.
@@ -37,7 +41,9 @@ class Rows:
     k: Tensor
     k_size: Tensor
     k_unit: float
+    k_stored: torch.dtype | None
     values: Values
+    v_stored: torch.dtype | None
     q_factor: Tensor
     k_factor: Tensor
     hidden: Tensor
@@ -48,14 +54,26 @@ class Rows:
     soft_cap: float | None
 
 
-def work_dtype(device: torch.device) -> torch.dtype:
-    """dtype of sums: float32 on the CPU. On GPUs float64 is as fast where it counts, and nobody sets it to TF32."""
-    return torch.float32 if device.type == "cpu" else torch.float64
+def work_dtype(device: torch.device, keys: int) -> torch.dtype:
+    """dtype of sums: float32 on the CPU where that saves time. On GPUs float64 is as fast where it counts, and nobody
+    sets it to TF32.
+    """
+    return torch.float32 if device.type == "cpu" and keys >= _MANY else torch.float64
 
 
 def slack_of(terms: int, dtype: torch.dtype) -> float:
     """Bounds the relative error of a sum of so many products of numbers that were rounded to dtype."""
-    return (terms + 16) * torch.finfo(dtype).eps
+    return (terms + 16) * torch.finfo(dtype).eps / 2
+
+
+def _matmul(w: Tensor, columns: Tensor) -> Tensor:
+    """w [m, r, n] @ columns [m, n, c] as float64 sums of products over `_TERMS` keys each."""
+    whole = w.shape[2] // _TERMS * _TERMS
+    if whole == 0 or columns.dtype == torch.float64:
+        return (w @ columns).double()
+    parts = w[..., :whole].unflatten(2, (-1, _TERMS)).transpose(1, 2) @ columns[:, :whole].unflatten(1, (-1, _TERMS))
+    found: Tensor = parts.sum(1, dtype=torch.float64)
+    return found if whole == w.shape[2] else found + (w[..., whole:] @ columns[:, whole:]).double()
 
 
 def _largest(x: Tensor) -> float:
@@ -75,16 +93,18 @@ class Values:
 
     columns [m, n, 3 e + 1]: v - mean, 1, (v - mean)^2, |v|, all of v / unit, in the dtype of sums.
     mean: float64 [m, 1, e]. Non-finite values count as 0.
+    levels: if values are whole multiples of some number, as many of it as the largest; inf if they are not, or have to
+    be descaled.
     """
 
     columns: Tensor
     mean: Tensor
     unit: float
+    levels: float
 
     @staticmethod
-    def of(v: Tensor, factor: Tensor | None) -> Values:
-        """v [m, n, e] in any dtype, times factor [m, n, 1]."""
-        work = work_dtype(v.device)
+    def of(v: Tensor, factor: Tensor | None, work: torch.dtype) -> Values:
+        """v [m, n, e] in any dtype, times factor [m, n, 1]. work: dtype of sums."""
         m, n, e = v.shape
         columns = torch.empty(m, n, 3 * e + 1, dtype=work, device=v.device)
         centred, one, squared, size = columns.split((e, 1, e, e), -1)
@@ -102,24 +122,25 @@ class Values:
         torch.sub(wide, mean, out=centred)
         torch.mul(centred, centred, out=squared)
         one.fill_(1.0)
-        return Values(columns, mean.double() * unit, unit)
+        levels = math.inf if factor is not None else _levels(wide, largest / unit)
+        return Values(columns, mean.double() * unit, unit, levels)
 
     @property
     def dim(self) -> int:
         return self.mean.shape[2]
 
     def of_keys(self, first: int, last: int) -> Values:
-        return Values(self.columns[:, first:last], self.mean, self.unit)
+        return Values(self.columns[:, first:last], self.mean, self.unit, self.levels)
 
     def sums(self, *weights: Tensor) -> list[WeightedSums]:
         """Sums over the keys, each of the weights [m, r, n] >= 0 a factor."""
         work, (r, n) = self.columns.dtype, weights[0].shape[1:]
         largest = [w.amax(-1, keepdim=True).clamp_(min=1e-300) for w in weights]
         stacked = torch.cat([(w / top).to(work) for w, top in zip(weights, largest, strict=True)], 1)
-        slack = slack_of(n, work)
+        slack = slack_of(min(n, _TERMS) if work is torch.float32 else n, work)
         floor = n * FLOOR if work is torch.float32 else 0.0
         e, found = self.dim, []
-        for sums, top in zip((stacked @ self.columns).double().split(r, 1), largest, strict=True):
+        for sums, top in zip(_matmul(stacked, self.columns).split(r, 1), largest, strict=True):
             sums *= top
             first, total, second, size = sums.split((e, 1, e, e), -1)
             lost = floor * top
@@ -134,6 +155,16 @@ class Values:
                 )
             )
         return found
+
+
+def _levels(v: Tensor, largest: float) -> float:
+    """How many of a power of two are in the largest of v [m, n, e], if that divides them all; a few tell most apart."""
+    step = 2.0 ** (math.frexp(largest)[1] - 8)
+    for part in (v[:, :2], v):
+        units = part / step
+        if bool((units != units.round()).any()):
+            return math.inf
+    return largest / step
 
 
 @dataclass(frozen=True, eq=False)
@@ -263,15 +294,15 @@ class _Batch:
         lens = torch.tensor([problem.q_lens[i] for i in members])
         queries = _index([problem.q_starts[i] for i in members], int(lens.max()), problem.q.shape[0])
         where, b = problem.device, len(members)
-        taken = _Take(keys, where)
+        taken, work = _Take(keys, where), work_dtype(where, high - low)
         k = taken(problem.k).transpose(1, 2).flatten(0, 1)
         k_factor = _factor(problem.k_descale, problem.k, taken).transpose(1, 2).expand(b, problem.kv_heads, -1, 1)
         v_factor = None
         if problem.v_descale is not None:
             v_factor = _factor(problem.v_descale, problem.v, taken).transpose(1, 2).expand(b, problem.kv_heads, -1, 1)
             v_factor = v_factor.flatten(0, 1)
-        values = Values.of(taken(problem.v).transpose(1, 2).flatten(0, 1), v_factor)
-        k_size, k_unit = _sizes(k)
+        values = Values.of(taken(problem.v).transpose(1, 2).flatten(0, 1), v_factor, work)
+        k_size, k_unit = _sizes(k, work)
         return _Batch(
             problem=problem,
             out=out,
@@ -318,10 +349,12 @@ class _Batch:
             k=self.k[:, first:last],
             k_size=self.k_size[:, first:last],
             k_unit=self.k_unit,
+            k_stored=problem.k.dtype if problem.k_descale is None else None,
             values=self.values.of_keys(first, last),
+            v_stored=problem.v.dtype if problem.v_descale is None else None,
             q_factor=self.by_head(q_factor.expand(requests, lo.shape[1], problem.q_heads, 1)),
             k_factor=self.k_factor if narrow else self.k_factor[..., first:last],
-            hidden=self.by_row(_hidden(lo, hi, first, last).to(where)),
+            hidden=self.by_row(_hidden(lo.to(where), hi.to(where), first, last)),
             count=self.by_row(count.unsqueeze(-1)),
             out=self.by_head(taken(self.out)),
             reach=self.by_row(self.reach[:, :, span], heads=True),
@@ -382,13 +415,13 @@ def _factor(descale: Descale, operand: Tensor, taken: _Take) -> Tensor:
 
 def _hidden(lo: Tensor, hi: Tensor, first: int, last: int) -> Tensor:
     """bool [b, queries, last - first]."""
-    key = torch.arange(first, last)
+    key = torch.arange(first, last, device=lo.device)
     return (key < lo.unsqueeze(-1)) | (key >= hi.unsqueeze(-1))
 
 
-def _sizes(k: Tensor) -> tuple[Tensor, float]:
+def _sizes(k: Tensor, work: torch.dtype) -> tuple[Tensor, float]:
     """|k| / unit in the dtype of sums, and the unit; 0 where k is not finite."""
-    size = torch.empty(k.shape, dtype=work_dtype(k.device), device=k.device).copy_(k).abs_()
+    size = torch.empty(k.shape, dtype=work, device=k.device).copy_(k).abs_()
     largest = _largest(size)
     if not math.isfinite(largest):
         largest = _largest(size.nan_to_num_(nan=0.0, posinf=0.0))
@@ -410,9 +443,10 @@ def _reach(values: Values, lo: Tensor, hi: Tensor, heads: int) -> Tensor:
     result = size.new_zeros(*size.shape[:2], lo.shape[1], values.dim)
     if lo.shape[1] <= _FEW:
         for i in range(lo.shape[1]):
-            seen, hidden = size, _hidden(lo[:, i : i + 1], hi[:, i : i + 1], 0, size.shape[2])
-            if bool(hidden.any()):
-                seen = size.masked_fill(hidden.to(size.device).unsqueeze(-1), 0.0)
+            seen, low, high = size, lo[:, i : i + 1], hi[:, i : i + 1]
+            if bool((low > 0).any() or (high < size.shape[2]).any()):
+                hidden = _hidden(low.to(size.device), high.to(size.device), 0, size.shape[2])
+                seen = size.masked_fill(hidden.unsqueeze(-1), 0.0)
             result[:, :, i] = seen.amax(2)
         return result.double() * values.unit
     lengths = hi - lo
@@ -420,8 +454,8 @@ def _reach(values: Values, lo: Tensor, hi: Tensor, heads: int) -> Tensor:
     while width <= size.shape[2]:
         at = ((lengths >= width) & (lengths < 2 * width)).nonzero(as_tuple=True)
         if len(at[0]):
-            left, right = runs[at[0], :, lo[at]], runs[at[0], :, hi[at] - width]
-            result[at[0], :, at[1]] = torch.maximum(left, right)
+            request, query, low, high = (x.to(size.device) for x in (*at, lo[at], hi[at] - width))
+            result[request, :, query] = torch.maximum(runs[request, :, low], runs[request, :, high])
         runs = torch.maximum(runs[:, :, :-width], runs[:, :, width:])
         width *= 2
     return result.double() * values.unit

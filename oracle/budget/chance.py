@@ -13,9 +13,10 @@ error of the denominator, and never above the worst case.
 
 Rounding errors are functions of the data, so independence is guarded where it can fail:
 
-- Keys with the same logit round alike: their terms are counted as one (`_multiplicity`).
-- Casting a weight errs by a saw-tooth of its logit. The cast is carried out for several running maxima, and the bound
-  covers twice the largest sum over any prefix of the keys (`_Casts`).
+- Keys with the same logit round alike: their terms are counted as one (`multiplicity`). Where products with the query
+  are rounded, keys that are equal in one dimension have that rounding in common, which the log-sum-exp sees.
+- Casting a weight errs by a saw-tooth of its logit. The cast is carried out for several running maxima, fixed and
+  rising, and the bound covers twice the largest sum over any prefix of the keys (`_simulated`).
 - Partial sums are as large as the largest prefix, plus four standard deviations for other orders.
 - Weights that their format cannot tell from 0 err one way: they count in full.
 - Truncation has a mean, which counts in full.
@@ -25,6 +26,7 @@ Rounding errors are functions of the data, so independence is guarded where it c
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
@@ -36,13 +38,15 @@ from oracle.budget.arithmetic import Arithmetic
 from oracle.budget.blocks import Rows, Values, WeightedSums
 from oracle.budget.formats import FP32, Format
 from oracle.budget.growth import UNIT, scatter
-from oracle.budget.rows import Judged, Weights
+from oracle.budget.rows import Judged, Weights, multiplicity
 from oracle.precision import KeyOrder, RankOwnership, Rounding
 
 _BLOCKS = 32
 """Prefixes are looked at after so many parts of the keys."""
-_OFFSETS = 8
+_OFFSETS = 4
 """Running maxima for which casts are simulated, over one binade."""
+_TILES = 4
+"""Sizes of tiles for which they are: the smallest allowed, and doubled again and again."""
 _OTHER_ORDERS = 4.0
 """Standard deviations that a partial sum in another order is allowed."""
 _RISEN = 4.0
@@ -102,7 +106,7 @@ class Model:
     def of(rows: Rows, found: Judged, a: Arithmetic, factor: float) -> Model:
         weights, o = found.weights, rows.out
         p, rises = weights.p, _Rises.of(found, a)
-        alike = _multiplicity(found.logits.value)
+        alike = multiplicity(found.logits.value)
         excess, noise = _logit_errors(found, a, factor, alike)
         cast = [] if a.p is None else _cast_errors(found, a, alike)
         excesses, noises, squares, *casts = rows.values.sums(excess, noise, p.square(), *cast)
@@ -114,14 +118,15 @@ class Model:
             "logits": Stage(noises.square(o), excesses.spread(o)),
             "rescaling": Stage(0.0, rises.count * a.exp_error * away),
             "weight cast": numerator_cast,
-            **_accumulation(squares, a, prefixes, rises),
+            **_accumulation(squares, weights, a, prefixes, rises),
+            "value cast": Stage(0.0, found.value_cast),
             **_narrowing(rows, found, squares, a, prefixes),
         }
         denominator = {
-            "logits": Stage(noises.total, excesses.total),
+            "logits": Stage(noises.total + (p * found.logits.alike).square_().sum(-1, keepdim=True), excesses.total),
             "rescaling": Stage(0.0, rises.weight * a.exp_error),
             "weight cast": denominator_cast,
-            "row sum": _row_sum(squares, a, prefixes, rises),
+            "row sum": _row_sum(squares, weights, a, prefixes, rises),
         }
         return Model(rows, found, a, factor, numerator, denominator, _sink_error(rows, weights, a, rises))
 
@@ -172,7 +177,7 @@ def _logit_errors(found: Judged, a: Arithmetic, factor: float, alike: Tensor) ->
     absent = logits.value == -math.inf
     size = logits.value.abs().masked_fill_(absent, 0.0)
     below = (weights.top - logits.value).masked_fill_(absent, 0.0)
-    shift = worst.exponential(size, below, weights.top, logits.systematic, a)
+    shift = worst.exponential(size, below, weights.top, logits.systematic, a).masked_fill_(weights.exact, 0.0)
     shift += _merging(size, below, weights, a)
     far = logits.width * factor
     grown = far.exp()
@@ -229,18 +234,10 @@ class _Rises:
             counts.append(rises.sum(-1, keepdim=True))
             passed = (1 - before[..., :-1]).flip(-1) if backwards else before[..., :-1]
             weights.append((rises * passed).sum(-1, keepdim=True))
-        count = torch.stack(counts).amax(0).minimum(a.rescales)
+        # Equal weights raise nothing.
+        even = (found.weights.exact | (s == -math.inf)).all(-1, keepdim=True)
+        count = torch.stack(counts).amax(0).minimum(a.rescales).masked_fill_(even, 0.0)
         return _Rises(count, torch.stack(weights).amax(0).minimum(count))
-
-
-def _multiplicity(s: Tensor) -> Tensor:
-    """How many keys of the row have the same logit, at least 1: counted by hashing, so never too few. [m, r, n]."""
-    bits = (s + 0.0).to(torch.float32).view(torch.int32).long()
-    size = 4 + max(1, s.shape[-1] - 1).bit_length()
-    bucket = bits.mul_(0x9E3779B1).bitwise_and_(0xFFFFFFFF).bitwise_right_shift_(32 - size)
-    present = (s > -math.inf).to(torch.int32)
-    counts = torch.zeros(*s.shape[:-1], 1 << size, device=s.device, dtype=torch.int32)
-    return counts.scatter_add_(-1, bucket, present).gather(-1, bucket).clamp_(min=1)
 
 
 @dataclass(frozen=True, eq=False)
@@ -261,7 +258,7 @@ class Prefixes:
         p = found.weights.p.to(rows.values.columns.dtype)
         r, block = p.shape[1], max(16, -(-p.shape[2] // _BLOCKS))
         simulated = a.p is not None and a.p.unit_roundoff > FP32.unit_roundoff
-        w = torch.cat([p, _simulated(found, a, p).flatten(1, 2)], 1) if simulated else p
+        w = torch.cat([p, _simulated(found, a, p, rows.sinks is not None).flatten(1, 2)], 1) if simulated else p
         sums = _prefix_sums(rows.values, w, block)
         cast = sums[:, :, r:].unflatten(2, (-1, r)) if simulated else None
         return Prefixes(rows.values, block, sums[:, :, :r], cast)
@@ -302,23 +299,48 @@ def _prefix_sums(values: Values, w: Tensor, block: int) -> Tensor:
     return parts.cumsum(1)
 
 
-def _simulated(found: Judged, a: Arithmetic, p: Tensor) -> Tensor:
-    """Errors of weights cast at several running maxima: [m, k, r, n] like p, which is rounded to the dtype of sums.
-
-    The first is that of the row, or the sink with which kernels may begin.
-    """
+def _simulated(found: Judged, a: Arithmetic, p: Tensor, sinks: bool) -> Tensor:
+    """Errors of weights cast at several running maxima: [m, k, r, n] like p, which is rounded to the dtype of sums."""
     weights, fmt, s = found.weights, a.p, found.logits.value
     assert fmt is not None
+    scales, errors = a.precision.p_scale, []
+    for top in _running_maxima(found, a, sinks):
+        # What a weight is in units of p.
+        scale = (weights.lse - top).exp_().mul_(scales).nan_to_num_(nan=1.0, posinf=1.0).clamp_(2.0**-100, 2.0**100)
+        scale = scale.to(p.dtype)
+        x = (p * scale).float()
+        error = _cast(x, fmt, a.precision.p_rounding is Rounding.TOWARD_ZERO).sub_(x).to(p.dtype).div_(scale)
+        # A key at its maximum has the weight 1; one above it raises it.
+        errors.append(error.masked_fill_(s >= top, 0.0))
+    return torch.stack(errors, 1)
+
+
+def _running_maxima(found: Judged, a: Arithmetic, sinks: bool) -> Iterator[Tensor]:
+    """Running maxima that weights may be formed against: [m, r, 1 | n].
+
+    The row's own and some below it, within a binade; the sink, with which kernels may begin; and those of tiles of
+    several sizes, which rise along with the logits where these do.
+    """
+    s = found.logits.value
+    if a.precision.p_normalised:
+        yield found.weights.full_lse
+        return
+    m, r, n = s.shape
     highest = s.amax(-1, keepdim=True)
-    # What a weight is in units of p, for the row's own maximum and, in turn, for the sink as the maximum.
-    own = (weights.lse - highest).exp_() * a.precision.p_scale
-    start = highest if a.precision.sink_first is False else weights.top
-    units = [own, (weights.lse - start).exp_() * a.precision.p_scale]
-    scales = torch.stack([units[i % 2] * 2.0 ** (-i / _OFFSETS) for i in range(_OFFSETS)], 1)
-    scales = scales.nan_to_num(nan=1.0, posinf=1.0).clamp_(min=2.0**-100).to(p.dtype)
-    x = (p.unsqueeze(1) * scales).float()
-    error = _cast(x, fmt, a.precision.p_rounding is Rounding.TOWARD_ZERO).sub_(x).to(p.dtype).div_(scales)
-    return error.masked_fill_((s == highest).unsqueeze(1), 0.0)
+    highest = highest.masked_fill(highest == -math.inf, 0.0)
+    yield from (highest - i / _OFFSETS * math.log(2.0) for i in range(_OFFSETS))
+    if sinks and a.precision.sink_first is not False:
+        yield found.weights.top
+    for i in range(_TILES):
+        tile = min(a.precision.tile << i, n)
+        if i and tile == n:
+            return
+        tops = F.pad(s, (0, -n % tile), value=-math.inf).view(m, r, -1, tile).amax(-1)
+        for skipped, backwards in ((KeyOrder.DESCENDING, False), (KeyOrder.ASCENDING, True)):
+            if a.precision.key_order is not skipped:
+                running = (tops.flip(-1) if backwards else tops).cummax(-1).values
+                running = (running.flip(-1) if backwards else running).masked_fill_(running == -math.inf, 0.0)
+                yield running.unsqueeze(-1).expand(-1, -1, -1, tile).flatten(2)[..., :n]
 
 
 def _cast(x: Tensor, fmt: Format, toward_zero: bool) -> Tensor:
@@ -372,9 +394,11 @@ def _covering(square: Tensor, seen: Tensor | float, lost: Tensor | float, factor
     return Stage(square, (2 * seen - factor * square.sqrt()).clamp_(min=0.0) + lost)
 
 
-def _accumulation(squares: WeightedSums, a: Arithmetic, prefixes: Prefixes, rises: _Rises) -> dict[str, Stage]:
+def _accumulation(
+    squares: WeightedSums, weights: Weights, a: Arithmetic, prefixes: Prefixes, rises: _Rises
+) -> dict[str, Stage]:
     """Adding up values: the unit's roundings are of numbers up to the largest partial sum."""
-    width, bias = scatter(a.precision.pv, a.count, a.rescales + 1)
+    width, bias = _scatter(weights, a)
     largest = prefixes.largest(prefixes.plain, 0.0) + _OTHER_ORDERS * squares.square().sqrt()
     fixed = (2 * rises.count + 1 + worst.DIVISION + worst.MERGE * len(a.merges)) * UNIT
     return {
@@ -383,7 +407,12 @@ def _accumulation(squares: WeightedSums, a: Arithmetic, prefixes: Prefixes, rise
     }
 
 
-def _row_sum(squares: WeightedSums, a: Arithmetic, prefixes: Prefixes, rises: _Rises) -> Stage:
+def _scatter(weights: Weights, a: Arithmetic) -> tuple[Tensor, Tensor]:
+    width, bias = scatter(a.precision.pv, a.count, a.rescales + 1)
+    return width.masked_fill(weights.integer, 0.0), bias.masked_fill(weights.integer, 0.0)
+
+
+def _row_sum(squares: WeightedSums, weights: Weights, a: Arithmetic, prefixes: Prefixes, rises: _Rises) -> Stage:
     """Adding up weights: roundings of partial sums, whose squares add up to less than the count of keys.
 
     Forward and backward the partial sums are known; in any order t weights come to at most sqrt(t sum p^2).
@@ -394,10 +423,12 @@ def _row_sum(squares: WeightedSums, a: Arithmetic, prefixes: Prefixes, rises: _R
     ways += [backward] if a.precision.key_order is not KeyOrder.ASCENDING else []
     steps = torch.stack([way.square().sum(1) for way in ways]).amax(0) * prefixes.block
     if a.precision.key_order is KeyOrder.ANY:
-        steps = torch.minimum(2 * steps, a.count - 0.5 / squares.total + 1)
-    square, bias = torch.minimum(steps, a.count) * UNIT**2, torch.zeros_like(a.count)
+        steps = 2 * steps
+    steps = torch.minimum(steps, a.count - 0.5 / squares.total + 1)
+    square = torch.minimum(steps, a.count).masked_fill(weights.integer, 0.0) * UNIT**2
+    bias = torch.zeros_like(a.count)
     if a.precision.row_sum_of_rounded_p is not False:
-        width, bias = scatter(a.precision.pv, a.count, a.rescales + 1)
+        width, bias = _scatter(weights, a)
         square = torch.maximum(square, width.square())
     fixed = (2 * rises.weight + worst.MERGE + worst.MERGE * len(a.merges)) * UNIT
     return Stage(square + sum(a.merges) * UNIT**2, bias + fixed)

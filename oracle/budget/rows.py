@@ -26,7 +26,7 @@ from torch import Tensor
 
 from oracle.budget.arithmetic import Arithmetic
 from oracle.budget.blocks import FLOOR, Rows, slack_of
-from oracle.budget.formats import FP32, Format
+from oracle.budget.formats import FP32, Format, holds
 from oracle.budget.growth import UNIT, compound, contraction, gamma, scatter
 from oracle.precision import Rounding
 from oracle.rounding import round_to, widen
@@ -40,6 +40,10 @@ _CAP = 3
 """Roundings of dividing by the cap, and of multiplying by it and by log2(e)."""
 _LSE = 6
 """Roundings of adding the maximum to the logarithm and of changing base."""
+_NOTHING = 2.0**-100
+"""An argument so small has the exponential 1, whatever computes it."""
+_ODD = 0x1E3779B1
+"""Multiplies bits to hash them; what overflows is lost."""
 _DESCALE = 2
 """Roundings of multiplying by the descales of query and key."""
 
@@ -51,6 +55,8 @@ class Judged:
     logits: Logits
     weights: Weights
     rounding: Tensor
+    value_cast: Tensor | float
+    """what casting values does to the numerator, as a bound"""
     out: Tensor
     lse: Tensor
 
@@ -68,22 +74,24 @@ def bound_rows(rows: Rows, arithmetic: Arithmetic, lse_includes_sink: bool, chan
     lse = _lse_bound(weights, sums, arithmetic, lse_includes_sink)
     # Not a number: infinite logits or errors, about which nothing can be said.
     out, lse = (x.nan_to_num(nan=math.inf, posinf=math.inf) for x in (out, lse))
-    return Judged(logits, weights, rounding, out, lse)
+    return Judged(logits, weights, rounding, sums.value_cast, out, lse)
 
 
 @dataclass(frozen=True, eq=False)
 class Logits:
-    """Logits of one block and their errors, all [h, r, n].
+    """Logits of one block and their errors, all [m, r, n].
 
     value: -inf where a key has no weight. error: bound on all of the error. width, systematic: the part of the error
     that roundings of this key alone make has mean 0 and this half-width (as `growth.scatter` has it), what is left is
-    at most `systematic`.
+    at most `systematic`. alike: a half-width more, if what keys share is summed: elements of keys that are equal in a
+    dimension have the same product with the query, and it is rounded the same way.
     """
 
     value: Tensor
     error: Tensor
     width: Tensor
     systematic: Tensor
+    alike: Tensor
 
 
 def logits_of(rows: Rows, a: Arithmetic, chance: bool) -> Logits:
@@ -101,20 +109,27 @@ def logits_of(rows: Rows, a: Arithmetic, chance: bool) -> Logits:
         fixed = _product_sums(moved, rows, 1) * k_factor
         q_size = q_size + moved
     size = _product_sums(q_size, rows, 1).mul_(k_factor)
+    key_error, moved_keys = _key_cast_error(rows, a), torch.zeros(())
+    if key_error is not None:
+        moved_keys = q_size @ key_error.transpose(1, 2)
+        fixed, size = fixed + moved_keys, size + moved_keys
     terms = torch.tensor(float(rows.q.shape[2]), dtype=torch.float64)
     product = 0.0 if a.product is None else a.product.unit_roundoff
     relative = compound(product, float(contraction(p.qk, terms)), p.scale_error, _DESCALE * UNIT)
     smallest = 2 * a.tiny + (0.0 if a.product is None else a.absolute(a.product))
     unit_of_product = rows.q_factor.abs() * k_factor
-    fixed = (1 + unit_of_product) * (2 * rows.q.shape[2] * smallest) + fixed
+    # No rounding of a product, be it to zero, errs by more than the product.
+    fixed = torch.minimum((1 + unit_of_product) * (2 * rows.q.shape[2] * smallest), 4 * size).add_(fixed)
     error = (size * relative).add_(fixed)
-    width, systematic = torch.zeros(()), torch.zeros(())
+    width, systematic, alike = (torch.zeros((), device=s.device) for _ in range(3))
     if chance:
         spread, bias = (float(x) for x in scatter(p.qk, terms))
         width = size * spread
         if product:
             square = _product_sums(q_size, rows, 2).mul_((k_factor * product).square())
-            width = width.square_().add_(square).sqrt_()
+            # Products of keys that were cast: at most their own size more.
+            width = width.square_().add_(square).sqrt_().add_(moved_keys * product)
+            alike = _shared_products(q_size, rows, moved_keys if key_error is not None else None) * product
         width.mul_(1 + relative)
         systematic = (size * compound(bias, p.scale_error, _DESCALE * UNIT)).add_(fixed)
         systematic = _round_logit(s, systematic, 1 + unit_of_product, a)
@@ -124,7 +139,8 @@ def logits_of(rows: Rows, a: Arithmetic, chance: bool) -> Logits:
     error.masked_fill_(size > largest * unit_of_product.clamp(max=1.0), math.inf)
     if rows.soft_cap is not None:
         if chance:
-            width *= 1 - ((s.abs() - error).clamp_(min=0.0) / rows.soft_cap).tanh_().square_()
+            slope = 1 - ((s.abs() - error).clamp_(min=0.0) / rows.soft_cap).tanh_().square_()
+            width, alike = width * slope, alike * slope
             capped, systematic = _soft_cap(s, systematic, rows.soft_cap, p.tanh_error)
             systematic = _round_logit(capped, systematic, 1 + unit_of_product, a)
         s, error = _soft_cap(s, error, rows.soft_cap, p.tanh_error)
@@ -136,14 +152,57 @@ def logits_of(rows: Rows, a: Arithmetic, chance: bool) -> Logits:
     if chance:
         width.masked_fill_(absent, 0.0)
         systematic.masked_fill_(absent, 0.0)
-    return Logits(s, error, width, systematic)
+        alike = alike.expand_as(s).masked_fill(absent, 0.0)
+    return Logits(s, error, width, systematic, alike)
 
 
-def _product_sums(q: Tensor, rows: Rows, power: int) -> Tensor:
-    """Bounds on the sums over the dimensions of (q |k|)^power, for q [m, r, d] >= 0: float64 [m, r, n]."""
+def _shared_products(q_size: Tensor, rows: Rows, moved_keys: Tensor | None) -> Tensor:
+    """sqrt(sum over the dimensions of m (q k)^2), m other keys having the same product: all, once keys are cast.
+
+    moved_keys: what their cast adds to the sum of |q k|, or None.
+    """
+    k_factor = rows.k_factor.abs()
+    if moved_keys is None:
+        return _product_sums(q_size, rows, 2, equal_elements(rows.k)).sqrt_().mul_(k_factor)
+    others = math.sqrt(rows.k.shape[1] - 1)
+    return _product_sums(q_size, rows, 2).sqrt_().mul_(k_factor).add_(moved_keys).mul_(others)
+
+
+def equal_elements(k: Tensor) -> Tensor:
+    """How many other keys have this element in this dimension: float32 like k [m, n, d].
+
+    Counted by hashing float32 into few buckets, so never too few.
+    """
+    bits = 1 + max(1, k.shape[1] - 1).bit_length()
+    hashed = (k.transpose(1, 2).to(torch.float32) + 0.0).contiguous().view(torch.int32) * _ODD
+    bucket = (hashed >> (32 - bits)).bitwise_and_((1 << bits) - 1).long()
+    counts = torch.zeros(*bucket.shape[:-1], 1 << bits, device=k.device)
+    counts.scatter_add_(-1, bucket, torch.ones((), device=k.device).expand_as(bucket))
+    return counts.gather(-1, bucket).sub_(1).transpose(1, 2)
+
+
+def multiplicity(x: Tensor) -> Tensor:
+    """How many numbers of x [..., n] along the last axis are the same, at least 1, -inf aside; int32 like x.
+
+    Counted by hashing float32, so never too few.
+    """
+    bits = (x + 0.0).to(torch.float32).view(torch.int32).long()
+    size = 4 + max(1, x.shape[-1] - 1).bit_length()
+    bucket = bits.mul_(0x9E3779B1).bitwise_and_(0xFFFFFFFF).bitwise_right_shift_(32 - size)
+    present = (x > -math.inf).to(torch.int32)
+    counts = torch.zeros(*x.shape[:-1], 1 << size, device=x.device, dtype=torch.int32)
+    return counts.scatter_add_(-1, bucket, present).gather(-1, bucket).clamp_(min=1)
+
+
+def _product_sums(q: Tensor, rows: Rows, power: int, times: Tensor | None = None) -> Tensor:
+    """Bounds on the sums over the dimensions of times (q |k|)^power, for q [m, r, d] >= 0: float64 [m, r, n].
+
+    times: [m, n, d], by default 1.
+    """
     work = rows.k_size.dtype
     unit = q.amax(-1, keepdim=True).clamp_(min=2.0**-500)
     k = rows.k_size if power == 1 else rows.k_size.square()
+    k = k if times is None else k * times
     sums = ((q / unit).pow_(power).to(work) @ k.transpose(1, 2)).double()
     terms = q.shape[2]
     lost = terms * FLOOR if work is torch.float32 else 0.0
@@ -157,10 +216,34 @@ def _cast_error(x: Tensor, fmt: Format, a: Arithmetic) -> Tensor:
     return error.masked_fill_(x.abs() > fmt.max, math.inf)
 
 
+def _key_cast_error(rows: Rows, a: Arithmetic) -> Tensor | None:
+    """Bound on the error [m, n, d] of casting descaled keys; None where they are exact, or not cast."""
+    if a.kv_cast is None or (rows.k_stored is not None and holds(a.kv_cast, rows.k_stored)):
+        return None
+    return _cast_error(rows.k * rows.k_factor.transpose(1, 2), a.kv_cast, a)
+
+
+def _values_as_stored(rows: Rows, a: Arithmetic) -> bool:
+    """Whether values are used as they are stored: not cast, or to a format that holds them."""
+    return a.kv_cast is None or (rows.v_stored is not None and holds(a.kv_cast, rows.v_stored))
+
+
+def _value_cast_error(rows: Rows, a: Arithmetic, size: Tensor, weight: Tensor) -> Tensor | float:
+    """Bound on what casting descaled values does to the numerator. size: sum of w |v|, weight: sum of w.
+
+    Values that are alike round alike: nothing averages out.
+    """
+    fmt = a.kv_cast
+    if fmt is None or _values_as_stored(rows, a):
+        return 0.0
+    error = size * fmt.unit_roundoff + weight * a.absolute(fmt)
+    return error.masked_fill(rows.reach > fmt.max, math.inf)
+
+
 def _round_logit(s: Tensor, error: Tensor, units: Tensor, a: Arithmetic) -> Tensor:
     """Errors once the logits, scaled or not, are held in their dtype."""
-    u = a.logit.unit_roundoff
-    return (s.abs() * u).add_(error * (1 + u)).add_(a.absolute(a.logit) * units)
+    u, near = a.logit.unit_roundoff, s.abs().add_(error)
+    return torch.minimum(a.absolute(a.logit) * units, near).add_(error * (1 + u)).add_(s.abs(), alpha=u)
 
 
 def _soft_cap(s: Tensor, error: Tensor, cap: float, tanh_error: float) -> tuple[Tensor, Tensor]:
@@ -174,14 +257,19 @@ def _soft_cap(s: Tensor, error: Tensor, cap: float, tanh_error: float) -> tuple[
 
 @dataclass(frozen=True, eq=False)
 class Weights:
-    """Softmax weights and the errors of their logarithms, over all n keys; columns [h, r, 1] belong to rows.
+    """Softmax weights and the errors of their logarithms, over all n keys; columns [m, r, 1] belong to rows.
 
+    exact: bool, where the weight before normalisation is 1 exactly, whatever the exponential: the logit is 0, without
+    error, and no other exceeds it. integer: bool, of rows where all are, and sums of values are sums of integers that
+    the accumulator holds.
     p: of the visible keys without the sink, summing to 1. excess, deficit: p (e^eps - 1) and p (1 - e^-eps).
     depth: how far below the row's maximum a logit may be when its weight is formed, errors included.
     share: what the sink leaves, exp(lse) / (exp(lse) + exp(sink)). sink, sink_excess, sink_deficit: the
     sink's own weight and errors; 0 without one. top: the maximum, the sink included. lse: sink excluded.
     """
 
+    exact: Tensor
+    integer: Tensor
     p: Tensor
     excess: Tensor
     deficit: Tensor
@@ -209,11 +297,15 @@ class Weights:
         size = s.abs().masked_fill_(no_weight, 0.0)
         below = (top - s).masked_fill_(no_weight, 0.0)
         error = exponential(size, below, top, logit_error, a)
+        peak = (s + logit_error).amax(-1, keepdim=True).sub_(largest)
+        exact = (size + below + logit_error + peak <= _NOTHING) & a.exact_at_zero
+        error.masked_fill_(exact, 0.0)
         highest = (s + error).amax(-1, keepdim=True).sub_(largest).clamp_(min=0.0)
         # What a weight is formed against: without the sink, unless that may come first.
         first = largest if a.precision.sink_first is False else top
         depth = (first - s).masked_fill_(no_weight, 0.0).add_(error).add_(highest)
-        error += a.rescales * a.exp_error + _merge_error(size, below, top, full_lse, a)
+        error += (a.rescales * a.exp_error) * ~exact
+        error += _merge_error(size, below, top, full_lse, a)
         error.masked_fill_(no_weight, 0.0)
         sink = sink_error = torch.zeros_like(lse)
         if rows.sinks is not None:
@@ -221,7 +313,10 @@ class Weights:
             size, below = rows.sinks.abs(), top - rows.sinks
             sink_error = exponential(size, below, top, torch.zeros_like(sink), a)
             sink_error = sink_error + a.rescales * a.exp_error + _merge_error(size, below, top, full_lse, a)
+        all_exact = (exact | no_weight).all(-1, keepdim=True)
         return Weights(
+            exact=exact,
+            integer=all_exact & (a.count * rows.values.levels <= a.exact_integers) & _values_as_stored(rows, a),
             p=p,
             excess=error.expm1().mul_(p),
             deficit=error.neg_().expm1_().neg_().mul_(p),
@@ -261,10 +356,10 @@ def merge_level(size: Tensor, below: Tensor, top: Tensor, full_lse: Tensor, a: A
 
 
 def _p_rounding(weights: Weights, a: Arithmetic) -> Tensor:
-    """Bound eta [h, r, n] on the relative error of casting weights for the second product.
+    """Bound eta [m, r, n] on the relative error of casting weights for the second product.
 
     A weight is formed against a running maximum, between its own logit and the row's largest: at most 1, and
-    at least exp(-depth). Rounded to nearest it moves no farther than to 1, which the format holds.
+    at least exp(-depth). Rounded to nearest it moves no farther than to 1, if the format holds that (or its scale).
     """
     p, fmt = a.precision, a.p
     if fmt is None:
@@ -272,26 +367,30 @@ def _p_rounding(weights: Weights, a: Arithmetic) -> Tensor:
     if p.p_scale > fmt.max * (1 + fmt.unit_roundoff / 2):
         return torch.full_like(weights.p, math.inf)
     directed = 2.0 if p.p_rounding is Rounding.TOWARD_ZERO else 1.0
-    error = weights.depth.exp().mul_(a.absolute(fmt) / p.p_scale)
+    depth = weights.depth + (weights.full_lse - weights.top) if p.p_normalised else weights.depth
+    error = depth.exp().mul_(a.absolute(fmt) / p.p_scale)
     error.clamp_(min=fmt.unit_roundoff).mul_(directed)
     scale = torch.tensor(p.p_scale, dtype=torch.float64)
-    if p.p_rounding is Rounding.NEAREST_EVEN and bool(widen(round_to(scale, fmt.dtype)) == scale):
-        error = torch.minimum(error, weights.depth.expm1())
+    if not p.p_normalised and bool(widen(round_to(scale, fmt.dtype)) == scale):
+        error.masked_fill_(weights.exact, 0.0)
+        if p.p_rounding is Rounding.NEAREST_EVEN:
+            error = torch.minimum(error, weights.depth.expm1())
     error.clamp_(max=1.0)
     return error if p.p_scale == 1 else error.add_(2 * UNIT)
 
 
 @dataclass(frozen=True, eq=False)
 class Sums:
-    """Sums over the keys: spread, rounded, size [h, r, e]; excess, deficit, weight, common [h, r, 1].
+    """Sums over the keys: spread, rounded, size [m, r, e]; excess, deficit, weight, common [m, r, 1].
 
-    spread: sum of p (e^eps - 1) |v - o|. rounded: what casting weights does to the numerator.
+    spread: sum of p (e^eps - 1) |v - o|. rounded, value_cast: what casting weights and values does to the numerator.
     size: sum of p e^eps (1 + eta) |v|. excess, deficit: of the weights. weight: sum of p e^eps (1 + eta).
     common: what casting weights does to the denominator. o: with the sink.
     """
 
     spread: Tensor
     rounded: Tensor
+    value_cast: Tensor | float
     size: Tensor
     excess: Tensor
     deficit: Tensor
@@ -312,13 +411,16 @@ class Sums:
             if in_sum is not False:
                 spread = moving.spread(out)
                 rounded = spread if in_sum else torch.maximum(spread, rounded)
+        weight = 1 + excess.total + cast
+        value_cast = _value_cast_error(rows, a, size, weight)
         return Sums(
             spread=excess.spread(out),
             rounded=rounded,
-            size=size,
+            value_cast=value_cast,
+            size=size + value_cast,
             excess=excess.total,
             deficit=weights.deficit.sum(-1, keepdim=True),
-            weight=1 + excess.total + cast,
+            weight=weight,
             common=torch.zeros_like(cast) if in_sum is False else cast,
             out=out,
         )
@@ -326,13 +428,15 @@ class Sums:
 
 def _out_bound(rows: Rows, weights: Weights, sums: Sums, a: Arithmetic) -> Tensor:
     o = sums.out.abs()
-    numerator, denominator = _sum_errors(a)
+    numerator, denominator = _sum_errors(weights, a)
     partial, partial_absolute = partial_rounding(rows, a)
     linear = compound(numerator, partial)
     denominator = denominator + normalisation(weights, a)
     steps = rows.count * (a.rescales + 2) + sum(a.merges) + 8
     underflow = a.tiny * steps * (1 + rows.reach) + partial_absolute * 2
-    error = weights.share * (sums.spread + sums.rounded + linear * sums.size) + weights.sink_excess * o
+    error = (
+        weights.share * (sums.spread + sums.rounded + sums.value_cast + linear * sums.size) + weights.sink_excess * o
+    )
     total = weights.share * sums.weight + weights.sink + weights.sink_excess
     error = error + denominator * total * o + underflow
     least = 1 - weights.share * (sums.deficit + sums.common) - weights.sink_deficit
@@ -340,21 +444,23 @@ def _out_bound(rows: Rows, weights: Weights, sums: Sums, a: Arithmetic) -> Tenso
     return torch.where(least > 0, error / least, math.inf)
 
 
-def _sum_errors(a: Arithmetic) -> tuple[Tensor, Tensor]:
-    """Relative errors [r, 1] of accumulating numerators, and of the row sum."""
+def _sum_errors(weights: Weights, a: Arithmetic) -> tuple[Tensor, Tensor]:
+    """Relative errors [m, r, 1] of accumulating numerators, and of the row sum."""
     p = a.precision
     levels = sum(a.merges) + MERGE * len(a.merges)
-    values = contraction(p.pv, a.count, a.rescales + 1)
-    numerator = compound(values, gamma(2 * a.rescales + 1 + DIVISION + levels))
-    weights = gamma(a.count)
+    inexact = ~weights.integer
+    rescales = a.rescales * inexact
+    values = contraction(p.pv, a.count, a.rescales + 1).masked_fill(weights.integer, 0.0)
+    numerator = compound(values, gamma(2 * rescales + 1 + DIVISION + levels))
+    row_sum = gamma(a.count).masked_fill(weights.integer, 0.0)
     if p.row_sum_of_rounded_p is not False:
         # Rounded weights may be summed by the matrix unit, as one more column of the values.
-        weights = torch.maximum(weights, values)
-    return torch.as_tensor(numerator), torch.as_tensor(compound(weights, gamma(2 * a.rescales + MERGE + levels)))
+        row_sum = torch.maximum(row_sum, values)
+    return torch.as_tensor(numerator), torch.as_tensor(compound(row_sum, gamma(2 * rescales + MERGE + levels)))
 
 
 def partial_rounding(rows: Rows, a: Arithmetic) -> tuple[Tensor, float]:
-    """Relative error [h, r, e] of storing partial results, and the absolute one below the normal range.
+    """Relative error [m, r, e] of storing partial results, and the absolute one below the normal range.
 
     Magnitudes of partial results, weighted, add up to at most the sum of p |v|. A rank casts its result, and
     its share of the whole; the shares are added in any order.
@@ -383,8 +489,8 @@ def normalisation(weights: Weights, a: Arithmetic) -> Tensor | float:
 
 
 def _lse_bound(weights: Weights, sums: Sums, a: Arithmetic, includes_sink: bool) -> Tensor:
-    """[h, r, 1]. The logarithm of the sum's relative error, and the error of the logarithm itself."""
-    _, denominator = _sum_errors(a)
+    """[m, r, 1]. The logarithm of the sum's relative error, and the error of the logarithm itself."""
+    _, denominator = _sum_errors(weights, a)
     lse = weights.full_lse if includes_sink else weights.lse
     underflow = a.tiny * a.count * (a.rescales + 2) * (weights.top - lse).exp()
     denominator = denominator + underflow

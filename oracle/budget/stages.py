@@ -63,6 +63,7 @@ def _shares(
 _NO_ERROR = MatrixUnit(accumulation=Accumulation.BLOCK, unit_roundoff=0.0)
 _NOTHING = Precision(
     source="no avoidable error",
+    kv_cast=None,
     qk=_NO_ERROR,
     qk_product=None,
     scale_error=0.0,
@@ -79,6 +80,7 @@ _NOTHING = Precision(
 _EXPONENTIAL = ("exp_error", "exp_argument_roundings")
 _STAGES: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "query cast": (("q_cast",), ()),
+    "key and value cast": (("kv_cast",), ()),
     "product rounding": (("qk_product",), ()),
     "query-key accumulation": (("qk",), ()),
     "scale": (("scale_error",), ()),

@@ -6,23 +6,28 @@ from collections.abc import Sequence
 from dataclasses import replace
 from fractions import Fraction
 from hashlib import blake2b
+from pathlib import Path
 from typing import Any
 
 import mpmath
 import pytest
 import torch
-from hypothesis import assume, given
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from fuzz import registry
 from fuzz.buffers import Poison
 from fuzz.case import Case, CaseError, Probe
 from fuzz.instance import build
+from fuzz.plan import Plan
 from fuzz.probes import DESIGNS, RECOMMENDED, design, exact_weights, unfit
 from fuzz.probes.exact import log, power_above, uncapped
 from fuzz.probes.geometry import Geometry
 from fuzz.probes.uniform import hadamard
 from fuzz.probes.watch import watched
+from fuzz.space import Space
+from fuzz.support import unsupported
 from oracle.attention import solve
 from oracle.bits import bits
 from oracle.problem import Problem
@@ -100,6 +105,7 @@ def any_case(draw: st.DrawFn, probes: Sequence[Probe] = tuple(DESIGNS), longest:
     return case
 
 
+@settings(max_examples=50)
 @given(case=any_case())
 def test_every_case_that_fits_is_finite_and_repeats(case: Case) -> None:
     first, second = design(case), design(case)
@@ -117,6 +123,7 @@ def test_every_case_that_fits_is_finite_and_repeats(case: Case) -> None:
     assert bool(solution.out.isfinite().all())
 
 
+@settings(max_examples=50)
 @given(case=any_case([probe for probe in DESIGNS if exact_weights(probe)], longest=40))
 def test_exact_weights_are_zero_or_equal(case: Case) -> None:
     """Of a row, logits are the greatest one or so far below it that no format holds the weight."""
@@ -176,6 +183,15 @@ def test_every_probe_has_a_design_and_names_stay() -> None:
     assert not exact_weights(Probe.BYTES)
 
 
+def test_the_page_of_probes_is_up_to_date() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "probes.md").read_text()
+    for probe, found in DESIGNS.items():
+        needs = "; ".join(f"{name} {' or '.join(labels)}" for name, labels in found.needs.items())
+        star = " *" if probe in RECOMMENDED else ""
+        assert f"| `{probe}`{star} | {found.summary} | {', '.join(found.aims)} | {needs} |\n" in page
+    assert page.count("\n| `") == len(DESIGNS)
+
+
 @pytest.mark.parametrize(
     ("probe", "changes", "reason"),
     [
@@ -198,6 +214,14 @@ def test_a_case_that_leaves_no_room_is_refused_with_a_reason(
     assert reason in str(unfit(case))
     with pytest.raises(CaseError, match=r"case\.probe"):
         build(case, Poison.POSITIVE)
+
+
+def test_a_target_does_not_run_a_probe_that_does_not_fit() -> None:
+    target = registry.load()["sglang.triton.decode"]
+    case = next(case for case in Plan(Space(target), 0) if case.probe is Probe.GATE)
+    assert unsupported(target, case) is None
+    assert "the probe gate needs soft_cap off" in str(unsupported(target, replace(case, soft_cap=5.0)))
+    assert "the probe fp8_edges needs kv_dtype" in str(unfit(replace(case, probe=Probe.FP8_EDGES, kv_dtype=case.dtype)))
 
 
 @each
@@ -287,6 +311,16 @@ def test_a_soft_cap_after_the_mask_shows() -> None:
         wrong = torch.einsum("hn,nhd->hd", weights, v)
         if row < 4:
             assert float((wrong - right[row]).abs().max()) > 5.0
+
+
+def test_a_gate_is_open_to_some_key_of_every_row() -> None:
+    lens = {"context_lens": [30, 7, 3], "query_lens": [30, 7, 5], "window": 4, "group_size": 3}
+    seen = 0
+    for logits, _ in rows_of(problem_of(extend_case(probe=Probe.GATE, **lens))):
+        greatest = logits.amax(1)
+        assert bool(((greatest == 0) | (greatest == -torch.inf)).all())
+        seen += int((greatest == 0).sum())
+    assert seen == 40 * 6
 
 
 def test_a_needle_carries_about_half_of_the_weight_whatever_the_context() -> None:

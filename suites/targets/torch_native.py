@@ -12,7 +12,6 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from fuzz.call import Unsupported
 from oracle import Convention, Precision, Supports, declare
 from oracle.convention import DefaultScale, LseLayout, Window, WindowMeaning
 from oracle.kinds import Engine
@@ -98,19 +97,15 @@ FLEX_FLOAT32 = replace(
     FLEX, source=f"{FLEX.source}; float32 products in full (IEEE) precision", qk=MatrixUnit(), pv=MatrixUnit()
 )
 
-FLEX_EAGER_LONGEST = 2048
 FLEX_EAGER = Precision(
     source="torch/_higher_order_ops/flex_attention.py, math_attention: logits and softmax in float32, weights cast to "
     "the input dtype once they are normalised",
     qk_product=None,
     p_dtype="input",
-    # Normalised weights are exponentials over a sum, at least 1 / keys of them. No format holds this number: so no
-    # weight counts as exact, not even the largest.
-    p_scale=(1 - 2.0**-12) / FLEX_EAGER_LONGEST,
+    p_normalised=True,
     row_sum_of_rounded_p=False,
     tile=1 << 20,
 )
-"""For at most `FLEX_EAGER_LONGEST` keys: fp16 weights of more are subnormal."""
 
 
 def _visible(queries: int, keys: int, causal: bool, window: int, device: torch.device) -> Tensor:
@@ -344,10 +339,5 @@ def flex_eager(
     window: int,
     **_: None,
 ) -> tuple[Tensor, Tensor]:
-    """The same operator without a compiler, as torch's reference for it on the CPU.
-
-    Raises ``Unsupported`` for more keys than its precision is declared for.
-    """
-    if len(kv_indptr) > 1 and int((kv_indptr[1:] - kv_indptr[:-1]).max()) > FLEX_EAGER_LONGEST:
-        raise Unsupported(f"its precision is declared for at most {FLEX_EAGER_LONGEST} keys")
+    """The same operator without a compiler, as torch's reference for it on the CPU."""
     return _by_request(_flex(_eager_flex), q, k, v, q_indptr, kv_indptr, causal, window, scale)

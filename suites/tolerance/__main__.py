@@ -20,6 +20,7 @@ from fuzz.options import duration
 from fuzz.versions import gpu_name
 from suites.tolerance import diagnosis as naming
 from suites.tolerance import report as pages
+from suites.tolerance.adversarial import adversarial
 from suites.tolerance.detection import SEEDS, SUITE, Table, examine_all, units
 from suites.tolerance.soundness import run as campaign
 from suites.tolerance.soundness import soundness
@@ -98,6 +99,7 @@ def diagnosis(out: Out = PAGE, contexts: Contexts = ALL, device: Device = "cpu")
 
 
 app.command()(soundness)
+app.command()(adversarial)
 
 
 @app.command(name="all")

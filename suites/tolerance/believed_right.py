@@ -165,7 +165,7 @@ NATIVE = (
     Native(target="torch.sdpa_math", emulator=131072),
     Native(target="torch.sdpa_flash"),
     Native(target="torch.flex"),
-    Native(target="torch.flex_eager", cuda=0, emulator=2048),
+    Native(target="torch.flex_eager", cuda=0, emulator=32768),
     Native(target="sglang.triton.decode", emulator=2048),
     Native(target="sglang.triton.decode_grouped", emulator=2048),
     Native(target="sglang.triton.extend", emulator=2048),

@@ -79,7 +79,9 @@ def name_all(
     for fault in faults:
         executed = False
         for probe in SUITE:
-            subject = subjects.setdefault(probe, Subject.of(Unit(context, probe, seed), device))
+            if probe not in subjects:
+                subjects[probe] = Subject.of(Unit(context, probe, seed), device)
+            subject = subjects[probe]
             (record,) = examine(subject, (fault,))
             executed |= record.executed
             if record.executed and not record.fired.isdisjoint(SHIPPED):

@@ -9,11 +9,12 @@ from typing import Any
 
 from fuzz.errors import Expected
 from oracle.diagnose import Kind
+from suites.tolerance import adversarial, soundness
 from suites.tolerance.chart import Chart
 from suites.tolerance.detection import DEFAULT, PROBABLE, SHIPPED, SUITE, WORST, Table
 from suites.tolerance.faults import CONTROLS, COUNTED, FAULTS, OUTSIDE
+from suites.tolerance.files import read
 from suites.tolerance.peers import PEERS
-from suites.tolerance.soundness import GOAL, merge, summary
 
 SCHEMA = 1
 
@@ -39,6 +40,7 @@ class Results:
     detection: Mapping[int, Table]
     diagnosis: Sequence[Mapping[str, Any]]
     soundness: Mapping[str, Any] | None
+    searches: Sequence[Mapping[str, Any]]
 
 
 def folder_of(report: Path) -> Path:
@@ -65,13 +67,16 @@ def _compact(data: Mapping[str, Any]) -> str:
 
 
 def load(report: Path) -> Results:
-    """Every part beside the report; files named soundness* are added up. Raises ResultError, or Stop for those."""
+    """Every part beside the report; files named soundness* are added up. Raises ResultError, or Stop.
+
+    Campaigns and searches (adversarial*) have files of their own, from which they go on.
+    """
     made: dict[str, Mapping[str, Any]] = {}
     tables: dict[int, Table] = {}
     diagnosis: list[Mapping[str, Any]] = []
     files = sorted(folder_of(report).glob("*.json"))
-    campaigns = [path for path in files if path.stem.startswith("soundness")]
-    for path in (path for path in files if path not in campaigns):
+    campaigns, searches = ([p for p in files if p.stem.startswith(name)] for name in ("soundness", "adversarial"))
+    for path in (p for p in files if p not in (*campaigns, *searches)):
         data = _read(path)
         made[path.stem] = data["made"]
         if path.stem.startswith("detection-"):
@@ -79,8 +84,13 @@ def load(report: Path) -> Results:
             tables[table.context] = table
         elif path.stem.startswith("diagnosis-"):
             diagnosis += data["named"]
-    soundness = summary(merge(campaigns)) if campaigns else None
-    return Results(made, dict(sorted(tables.items())), diagnosis, soundness)
+    return Results(
+        made,
+        dict(sorted(tables.items())),
+        diagnosis,
+        soundness.summary(soundness.merge(campaigns)) if campaigns else None,
+        [adversarial.summary(adversarial.Search.from_dict(read(path))) for path in searches],
+    )
 
 
 def _read(path: Path) -> dict[str, Any]:
@@ -104,7 +114,8 @@ def write(report: Path) -> None:
 
 def text(results: Results, folder: str) -> str:
     """The page. folder: of the parts and the plot, as the page refers to it."""
-    lines = [*_head(results), *_detection(results, folder), *_diagnosis(results), *_soundness(results)]
+    lines = [*_head(results), *_detection(results, folder), *_diagnosis(results)]
+    lines += [*_soundness(results), *_searches(results)]
     return "\n".join(lines).rstrip() + "\n"
 
 
@@ -266,8 +277,9 @@ def _soundness(results: Results) -> list[str]:
         "",
         f"- {whole['not_vacuous']:,} elements that are not vacuous, in {whole['cases']:,} cases;",
         f"- {sum(whole['alarms'].values())} elements beyond a bound;",
-        f"- of {cells['tried']} combinations of precision, probe and context, {cells['filled']} with {GOAL:,} or more",
-        f"  such elements, {cells['mostly_vacuous']} in which most are vacuous, {cells['impossible']} not to be built;",
+        f"- of {cells['tried']} combinations of precision, probe and context, {cells['filled']} with at least",
+        f"  {soundness.GOAL:,} such elements, {cells['mostly_vacuous']} in which most are vacuous, and",
+        f"  {cells['impossible']} not to be built;",
         f"- {data['error_count']} cases that raised.",
         "",
         *_table((*facts, "with"), runs),
@@ -280,6 +292,25 @@ def _soundness(results: Results) -> list[str]:
         rows = [(label, *(_shown(row[c]) for c in columns)) for label, row in data[name].items()]
         lines += _table((name, *(c.replace("_", " ") for c in columns)), rows)
     return lines
+
+
+def _searches(results: Results) -> list[str]:
+    if not results.searches:
+        return []
+    facts = ("device", "seed", "conspire", "candidates", "seconds", "beyond_probable")
+    rows = []
+    for search in results.searches:
+        worst = search["worst"]["ratio"] if search["worst"] else math.nan
+        rows.append((*(search[fact] for fact in facts), f"{worst:.3g}", _shown(search["worst_case_ratio"])))
+    return [
+        "## Adversarial search",
+        "",
+        "Correct kernels whose inputs are changed to come as near to the probable budget as they can, or beyond. With",
+        "conspire, values follow the very errors of casting weights: no probable bound can hold then, the worst case",
+        "must.",
+        "",
+        *_table((*(f.replace("_", " ") for f in facts), "worst error / probable", "worst error / worst case"), rows),
+    ]
 
 
 RATIOS = ("median_ratio", "median_of_worst", "worst", "lse_worst")

@@ -9,7 +9,6 @@ always one of the combination with the fewest elements. Results add up: a run wh
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 import tempfile
@@ -27,13 +26,15 @@ from fuzz.errors import Exit, Expected, Stop
 from fuzz.options import duration
 from fuzz.versions import versions
 from oracle.kinds import Engine
-from suites.tolerance.believed_right import digest
+from suites.tolerance.believed_right import CONTEXTS, digest
+from suites.tolerance.files import read, write
 from suites.tolerance.tallies import Combination, Tally, row, total
 from suites.tolerance.trials import combinations, draw_case, evaluate, kernels, key_of
 
 SCHEMA = 1
 GOAL = 10_000
 """Elements that are not vacuous, for each combination."""
+LONGEST = CONTEXTS["32k-128k"][1]
 _KEPT = 100
 """Findings and errors that a result keeps in full; all of them are counted."""
 _EVERY_S = 15.0
@@ -111,21 +112,9 @@ def _identity(run: dict[str, Any]) -> tuple[Any, ...]:
 def load(path: Path) -> Results:
     """Results of a file. Raises `Stop` naming it."""
     try:
-        return Results.from_dict(json.loads(path.read_text(encoding="utf-8")))
-    except OSError as error:
-        raise Stop(Exit.USAGE, f"{path}: cannot be read: {error.strerror}") from None
-    except ValueError:
-        raise Stop(Exit.USAGE, f"{path}: not JSON") from None
+        return Results.from_dict(read(path))
     except Stop as error:
-        raise Stop(error.code, f"{path}: {error}") from None
-
-
-def save(results: Results, path: Path) -> None:
-    """Write the file in one step, so that it is never half there."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    part = path.with_name(path.name + ".part")
-    part.write_text(json.dumps(results.to_dict(), separators=(",", ":")) + "\n", encoding="utf-8")
-    os.replace(part, path)
+        raise Stop(error.code, f"{path}: {str(error).removeprefix(f'{path}: ')}") from None
 
 
 # -------------------------------------------------------------------- search
@@ -134,10 +123,10 @@ def save(results: Results, path: Path) -> None:
 class Campaign:
     """One process' share: combination number i belongs to shard i modulo `shards`."""
 
-    def __init__(self, device: str, seed: int, shard: int = 0, shards: int = 1) -> None:
+    def __init__(self, device: str, seed: int, longest: int, shard: int = 0, shards: int = 1) -> None:
         self.device, self.seed = device, seed
         self.kernels, skipped = kernels(DEVICES[device])
-        mine = sorted(combinations(self.kernels), key=lambda c: key_of(seed, *c))
+        mine = sorted(combinations(self.kernels, longest), key=lambda c: key_of(seed, *c))
         self.order = mine[shard::shards]
         self.results = Results(skipped={device: skipped})
         self.run = {
@@ -169,9 +158,9 @@ class Campaign:
                 told = now
                 print(self.line(), file=sys.stderr, flush=True)
                 if out is not None:
-                    save(self.results, out)
+                    write(out, self.results.to_dict())
         if out is not None:
-            save(self.results, out)
+            write(out, self.results.to_dict())
         return self.results
 
     def thinnest(self) -> Combination | None:
@@ -207,8 +196,7 @@ class Campaign:
             return
         tally.add(found)
         if found.alarms and len(self.results.findings) < _KEPT:
-            worst = {"worst": found.to_dict()["worst"], "lse_worst": found.to_dict()["lse_worst"]}
-            self.results.findings.append({**where, "alarms": found.alarms, **worst, "choices": outcome.choices})
+            self.results.findings.append({**where, **found.to_dict(), "choices": outcome.choices})
 
     def _failed(self, where: dict[str, Any], message: str, tally: Tally) -> None:
         self.results.error_count += 1
@@ -233,28 +221,31 @@ def run(
     *,
     jobs: int = 1,
     shard: tuple[int, int] = (0, 1),
+    longest: int = LONGEST,
     out: Path | None = None,
 ) -> Results:
     """A campaign in this process, or in `jobs` of them; `shard` (i, n) takes one part of n of the combinations.
 
+    longest: context classes that begin beyond are left out.
+
     Raises `Stop` or `EngineError` if the device cannot be used or `out` holds something else.
     """
     if jobs > 1:
-        return _in_processes(device, seed, seconds, jobs, out)
+        return _in_processes(device, seed, seconds, jobs, longest, out)
     torch.set_num_threads(1)
     engines.start(DEVICES[device])
-    campaign = Campaign(device, seed, *shard)
+    campaign = Campaign(device, seed, longest, *shard)
     if out is not None and out.exists():
         campaign.resume(load(out))
     return campaign.search(time.monotonic() + seconds, out)
 
 
-def _in_processes(device: str, seed: int, seconds: float, jobs: int, out: Path | None) -> Results:
+def _in_processes(device: str, seed: int, seconds: float, jobs: int, longest: int, out: Path | None) -> Results:
     """Shards in processes of their own, whose results are added up."""
     with tempfile.TemporaryDirectory() as folder:
         files = [Path(folder) / f"{i}.json" for i in range(jobs)]
         command = [sys.executable, "-m", "suites.tolerance.soundness", "--device", device, "--seed", str(seed)]
-        command += ["--time", f"{seconds}"]
+        command += ["--time", f"{seconds}", "--longest", str(longest)]
         running = [
             subprocess.Popen([*command, "--shard", f"{i}/{jobs}", "--out", str(file)], stdout=subprocess.DEVNULL)
             for i, file in enumerate(files)
@@ -268,7 +259,7 @@ def _in_processes(device: str, seed: int, seconds: float, jobs: int, out: Path |
     if out is not None:
         if out.exists():
             results.add(load(out))
-        save(results, out)
+        write(out, results.to_dict())
     return results
 
 
@@ -324,6 +315,7 @@ def soundness(
     seed: Annotated[int, typer.Option(min=0, max=(1 << 62) - 1)] = 1,
     jobs: Annotated[int, typer.Option(min=1, max=256, help="Processes.")] = 1,
     shard: Annotated[str, typer.Option(help="I/N: only this part of the combinations.")] = "0/1",
+    longest: Annotated[int, typer.Option(min=0, help="Leave out classes of longer contexts.")] = LONGEST,
     out: Annotated[Path | None, typer.Option(help="Results; a run goes on from a file that exists.")] = None,
     add: Annotated[list[Path] | None, typer.Option(help="Run nothing: add up these files into --out.")] = None,
 ) -> None:
@@ -334,9 +326,11 @@ def soundness(
         if add:
             results = merge(add)
             if out is not None:
-                save(results, out)
+                write(out, results.to_dict())
         else:
-            results = run(device, seed, duration("--time", time_), jobs=jobs, shard=_shard(shard), out=out)
+            results = run(
+                device, seed, duration("--time", time_), jobs=jobs, shard=_shard(shard), longest=longest, out=out
+            )
     except Expected as error:
         print(error, file=sys.stderr)
         raise typer.Exit(error.exit_code if not isinstance(error, Stop) else error.code) from None

@@ -11,9 +11,10 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-_STEPS = 4
+_STEPS = 2
 """Bins of ratios in each factor of two."""
-_LEAST = 2.0**-30
+_LEAST = 2.0**-14
+"""Smaller ratios share a bin."""
 
 
 class Combination(NamedTuple):
@@ -31,7 +32,7 @@ class Tally:
     elements: of out, and of those the vacuous ones. suspect: elements beyond the probable bound and within the
     worst case. alarms: elements beyond a bound, by bound (probable, worst_case) and tensor (out, lse): all of them
     false if the kernel is right. worst: of each case, its largest error over the probable bound. ratios: elements
-    by their error over it, in bins of a quarter of a factor of two; elements with an error of 0 are in none.
+    by their error over it, in bins of a factor of sqrt(2); elements with an error of 0 are in none.
     """
 
     cases: int = 0
@@ -90,24 +91,27 @@ class Tally:
         self.lse_worst += other.lse_worst
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain data."""
+        """Plain data, without what is 0 or empty: there are thousands of tallies in a file."""
         plain: dict[str, Any] = {name: getattr(self, name) for name in _SUMMED}
         plain["alarms"] = dict(sorted(self.alarms.items()))
         plain["ratios"] = {str(index): count for index, count in sorted(self.ratios.items())}
-        for name in ("worst", "lse_worst"):
-            plain[name] = [float(f"{x:.4g}") if math.isfinite(x) else "inf" for x in getattr(self, name)]
-        return plain
+        for name in _LISTED:
+            plain[name] = [float(f"{x:.3g}") if math.isfinite(x) else "inf" for x in getattr(self, name)]
+        return {name: value for name, value in plain.items() if value}
 
     @staticmethod
     def from_dict(plain: dict[str, Any]) -> Tally:
-        """The inverse of `to_dict`, but for digits. Raises KeyError, TypeError or ValueError for other data."""
-        tally = Tally(**{name: int(plain[name]) for name in _SUMMED})
-        tally.alarms = {str(name): int(count) for name, count in plain["alarms"].items()}
-        tally.ratios = {int(index): int(count) for index, count in plain["ratios"].items()}
-        tally.worst, tally.lse_worst = ([float(x) for x in plain[name]] for name in ("worst", "lse_worst"))
+        """The inverse of `to_dict`, but for digits. Raises TypeError or ValueError for other data."""
+        if unknown := set(plain) - {*_SUMMED, *_LISTED, "alarms", "ratios"}:
+            raise ValueError(f"unknown field {min(unknown)}")
+        tally = Tally(**{name: int(plain.get(name, 0)) for name in _SUMMED})
+        tally.alarms = {str(name): int(count) for name, count in dict(plain.get("alarms", {})).items()}
+        tally.ratios = {int(index): int(count) for index, count in dict(plain.get("ratios", {})).items()}
+        tally.worst, tally.lse_worst = ([float(x) for x in plain.get(name, [])] for name in _LISTED)
         return tally
 
 
+_LISTED = ("worst", "lse_worst")
 _SUMMED = (
     "cases",
     "vacuous_cases",

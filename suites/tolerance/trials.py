@@ -11,7 +11,6 @@ from typing import Any
 
 from torch import Tensor
 
-from fuzz import engine as engines
 from fuzz import registry
 from fuzz.buffers import Poison
 from fuzz.call import call
@@ -161,14 +160,14 @@ def _longest(native: Native, engine: Engine) -> int:
     return native.emulator if engine is Engine.EMULATOR else native.cuda
 
 
-def combinations(known: Mapping[str, Kernel]) -> list[Combination]:
-    """Every combination that the kernels' declarations leave room for."""
+def combinations(known: Mapping[str, Kernel], longest: int = CONTEXTS["32k-128k"][1]) -> list[Combination]:
+    """Every combination that the kernels' declarations leave room for, of contexts that may reach `longest`."""
     found = []
     for kernel in known.values():
         empty = "empty" in kernel.declaration.supports.features
         probes = Space(kernel.declaration).dimensions["probe"]
         for context, (low, _) in CONTEXTS.items():
-            if low <= kernel.longest and (low or empty):
+            if low <= min(longest, kernel.longest) and (low or empty):
                 found += [Combination(kernel.precision, probe, context) for probe in map(str, probes)]
     return found
 
@@ -198,8 +197,9 @@ def draw_case(kernel: Kernel, combination: Combination, key: int, device: str) -
 
 @cache
 def _ledger() -> tuple[Defect, ...]:
+    """Entries of the versions installed, whatever the engine: what is wrong on one nobody believes on another."""
     present = versions()
-    return tuple(entry for entry in built_in_ledger() if entry.applies(engines.current(), present))
+    return tuple(d for d in built_in_ledger() if any(d.applies(engine, present) for engine in d.engines))
 
 
 def _known_defect(target: str, case: Case) -> bool:
@@ -260,24 +260,23 @@ def draw_choices(variant: Variant, case: Case) -> variants.Choices:
 # ------------------------------------------------------------------ judging
 
 
-def budgets_of(outcome: Outcome) -> Budgets:
-    """Both bounds, as they are shipped: the confidence is the default."""
-    convention = outcome.convention
+def expected(outcome: Outcome) -> tuple[Solution, Budgets]:
+    """The oracle's result, its log-sum-exp with the sink where the kernel's counts it, and both bounds as they are
+    shipped: the confidence is the default."""
+    problem, convention = outcome.problem, outcome.convention
     counts_sink = convention is not None and convention.lse_includes_sink
-    return budgets(outcome.problem, outcome.precision, input_dtype=outcome.dtype, lse_includes_sink=counts_sink)
-
-
-def solution_of(outcome: Outcome) -> Solution:
-    """The oracle's, its log-sum-exp with the sink where the kernel's counts it."""
-    solution, convention = solve(outcome.problem), outcome.convention
-    if convention is not None and convention.lse_includes_sink and outcome.problem.sinks is not None:
-        return Solution(solution.out, lse_with_sink(solution.lse, outcome.problem.sinks))
-    return solution
+    solution = solve(problem)
+    found = budgets(
+        problem, outcome.precision, input_dtype=outcome.dtype, lse_includes_sink=counts_sink, solution=solution
+    )
+    if counts_sink and problem.sinks is not None:
+        solution = Solution(solution.out, lse_with_sink(solution.lse, problem.sinks))
+    return solution, found
 
 
 def evaluate(outcome: Outcome) -> Tally:
     """Judge every element by both bounds."""
-    solution, found, convention = solution_of(outcome), budgets_of(outcome), outcome.convention
+    (solution, found), convention = expected(outcome), outcome.convention
     judgement = judge(
         outcome.out,
         outcome.lse,

@@ -118,6 +118,7 @@ class Choices:
             p_scale=self.p_scale,
             p_rounding=toward[self.p_truncated],
             row_sum_of_rounded_p=self.sum_rounded,
+            sink_first=None if self.sink == "initial" else False,
             pv=UNITS[self.unit].model,
             tile=self.tile,
             key_order=KeyOrder(self.order) if self.order != "random" else KeyOrder.ANY,
