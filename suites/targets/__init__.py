@@ -9,5 +9,6 @@ MODULES = (
     "suites.targets.aiter_unified",
     "suites.targets.aiter_pa_decode",
     "suites.targets.tokenspeed_mha",
+    "suites.targets.portable.targets",
 )
 """Every module that declares targets. Importing one costs nothing of the kernels' own packages."""
