@@ -42,7 +42,7 @@ def parameters(operation: Operation, convention: Convention, task: IndexTask = I
     """Parameter names of a target's function.
 
     Attention returns ``out`` or ``(out, lse)``; kv_write stores in place and returns None; kv_gather returns
-    ``(key, value)``; lse_merge ``(out, lse)``; index_build the list. Raises ``DeclarationError`` for an operation
+    ``(key, value)``; lse_merge ``(out, lse)``; index_build the list; backend stores in place and returns ``out``. Raises ``DeclarationError`` for an operation
     that cannot be declared yet.
     """
     table = convention.index_form is IndexForm.PAGE_TABLE
@@ -79,6 +79,8 @@ def parameters(operation: Operation, convention: Convention, task: IndexTask = I
             return "outs", "lses"
         case Operation.INDEX_BUILD if task in _BY_TASK:
             return _BY_TASK[task]
+        case Operation.BACKEND:
+            return ("q", "k", "v", "k_cache", "v_cache", "q_indptr", "lengths", "slots", "slot_map", *_OPTIONS)
     raise DeclarationError(f"declare.{operation.value}: cannot be declared yet{' without a task' if task else ''}")
 
 
@@ -90,12 +92,13 @@ FEATURES: dict[Operation, tuple[str, ...]] = {
     Operation.KV_GATHER: (),
     Operation.LSE_MERGE: ("empty", "stateful"),
     Operation.INDEX_BUILD: (),
+    Operation.BACKEND: ("window", "sinks", "soft_cap", "custom_scale", "chunked", "slot_map", "strided"),
 }
 """What a target of each operation may support beyond the plain call.
 
 window, sinks, soft_cap, custom_scale (other than 1/sqrt(D)), non_causal; chunked: fewer queries than keys;
 empty: a query, or a state to merge, without any key; strided: rows that are not contiguous; skip: negative
-slots; slot_map: writes through a map to a sub-pool; stateful: something is kept from call to call.
+slots; slot_map: through a map to a sub-pool; stateful: something is kept from call to call.
 """
 
 DTYPES = ("fp32", "bf16", "fp16", "uint8", "e4m3fn", "e4m3fnuz", "e5m2", "e5m2fnuz")
@@ -328,6 +331,7 @@ kv_write = _Operation(Operation.KV_WRITE)
 kv_gather = _Operation(Operation.KV_GATHER)
 lse_merge = _Operation(Operation.LSE_MERGE)
 index_build = _Operation(Operation.INDEX_BUILD)
+backend = _Operation(Operation.BACKEND)
 
 
 def declaration_of(function: object) -> Declaration | None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from fuzz.buffers import Poison
 from fuzz.call import ResultError, Unsupported
 from fuzz.case import Case
@@ -63,7 +65,7 @@ def check_case(
 def _memory_checks(
     declaration: Declaration, first: Execution, second: Execution, nan: Execution | None
 ) -> list[CheckResult]:
-    in_place = IN_PLACE if declaration.operation is Operation.KV_WRITE else ()
+    in_place = IN_PLACE if declaration.operation in (Operation.KV_WRITE, Operation.BACKEND) else ()
     runs = [run for run in (first, second, nan) if run is not None]
     found = [inputs_untouched(run, in_place) for run in runs]
     found += [allocations_in_bounds(run) for run in runs]
@@ -120,7 +122,11 @@ def _values(declaration: Declaration, run: Execution) -> CaseResult:
         return CaseResult(checks=(result,), elements=elements)
     if declaration.operation is Operation.LSE_MERGE:
         return merge_values(declaration, run)
-    return attention_values(declaration, run)
+    values = attention_values(declaration, run)
+    if declaration.operation is not Operation.BACKEND:
+        return values
+    written, elements = written_pool(run)
+    return replace(values, checks=(*values.checks, *written), elements=values.elements + elements)
 
 
 def _one_each(results: list[CheckResult]) -> tuple[CheckResult, ...]:

@@ -10,5 +10,6 @@ MODULES = (
     "suites.targets.aiter_pa_decode",
     "suites.targets.tokenspeed_mha",
     "suites.targets.portable.targets",
+    "suites.targets.sglang_backend.targets",
 )
 """Every module that declares targets. Importing one costs nothing of the kernels' own packages."""
