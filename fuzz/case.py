@@ -262,7 +262,8 @@ class Case:
     ``kv_write`` stores, and ``kv_gather`` reads, every position of every request; they have no queries.
     ``lse_merge`` merges ``parts`` states of one row per position; ``earlier_calls`` calls of other shapes come
     before it, so that what a target keeps between calls shows. ``index_build`` works for rank ``rank`` of
-    ``parts``. ``backend`` stores the keys and values of the query tokens, then attends. Raises ``CaseError`` on construction where a field, or a pair of fields, cannot be.
+    ``parts``. ``backend`` stores the keys and values of the query tokens, then attends. Raises ``CaseError`` on
+    construction where a field, or a pair of fields, cannot be.
     """
 
     operation: Operation

@@ -281,10 +281,7 @@ class Space:
             contexts = [max(length, count) for length in contexts]
         if picked["query"] == "empty" and contexts:
             contexts[-1] = 0
-        if self._decodes:
-            queries = (count,) * len(contexts)
-        else:
-            queries = _queries(contexts, picked["query"], most, chooser)
+        queries = (count,) * len(contexts) if self._decodes else _queries(contexts, picked["query"], most, chooser)
         return replace(case, context_lens=tuple(contexts), query_lens=queries)
 
     # --------------------------------------------------------------- features

@@ -42,8 +42,8 @@ def parameters(operation: Operation, convention: Convention, task: IndexTask = I
     """Parameter names of a target's function.
 
     Attention returns ``out`` or ``(out, lse)``; kv_write stores in place and returns None; kv_gather returns
-    ``(key, value)``; lse_merge ``(out, lse)``; index_build the list; backend stores in place and returns ``out``. Raises ``DeclarationError`` for an operation
-    that cannot be declared yet.
+    ``(key, value)``; lse_merge ``(out, lse)``; index_build the list; backend stores in place and returns ``out``.
+    Raises ``DeclarationError`` for an operation that cannot be declared yet.
     """
     table = convention.index_form is IndexForm.PAGE_TABLE
     match operation:

@@ -6,7 +6,7 @@ constructors, which would ask for a model and a GPU; every attribute that they h
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -215,7 +215,7 @@ def backend_of(
     layer: Layer,
     input_dtype: torch.dtype,
 ) -> Any:
-    """sglang's backend before a step. ``slot_map``: there are two pools, and the caches are those of the layer's kind."""
+    """sglang's backend before a step. ``slot_map``: there are two pools, and the caches are of the layer's kind."""
     device, requests = k_cache.device, len(req_to_token)
     pool = made(modules.pool.MHATokenToKVPool, Pool.of(k_cache, v_cache))
     if slot_map is not None:

@@ -23,7 +23,7 @@ from suites.targets.sglang_backend.loading import cache_kernels as cache_kernels
 from suites.targets.sglang_backend.loading import index_kernels as index_kernels
 
 CONVENTION = Convention(
-    source="sglang's model code: a layer's scaling, logit_cap, sinks and scales; sliding_window_size is W - 1, -1 is off",
+    source="sglang's model code: a layer's scaling, logit_cap, sinks, scales; sliding_window_size is W - 1, -1 is off",
     kv_layout=KVLayout.SHUFFLE_5D,
     index_form=IndexForm.SLOT_LIST,
     index_dtypes=("int64",),
