@@ -75,8 +75,9 @@ class Batch:
     seq_lens: Tensor
     extend_seq_lens: Tensor
     out_cache_loc: Tensor
-    out_cache_loc_virtual: None = None
+    out_cache_loc_is_physical: bool = False
     spec_info: None = None
+    kv_loc_plan: None = None
     encoder_lens: None = None
     attn_attend_prefix_cache: bool = False
 
@@ -120,6 +121,9 @@ class Batch:
 class Pool:
     """Attributes of ``MHATokenToKVPool``: one layer's caches, fp8 stored as bytes."""
 
+    quant_method: Any
+    """Of 4-bit pools; this one has the method that does nothing."""
+
     k_buffer: list[Tensor]
     v_buffer: list[Tensor]
     dtype: torch.dtype
@@ -130,14 +134,14 @@ class Pool:
     use_hnd: bool = False
     kv_cache_layout: str = "vectorized_5d"
     layer_transfer_counter: None = None
-    dcp_kv_mask: None = None
 
     @classmethod
-    def of(cls, k_cache: Tensor, v_cache: Tensor) -> Pool:
+    def of(cls, modules: Modules, k_cache: Tensor, v_cache: Tensor) -> Pool:
         """The pool of two caches; its first page is not counted in its size."""
         pages, _, _, page_size, _ = k_cache.shape
         stored = torch.uint8 if k_cache.dtype.itemsize == 1 else k_cache.dtype
         return cls(
+            quant_method=modules.unquantised(),
             k_buffer=[k_cache.view(stored)],
             v_buffer=[v_cache.view(stored)],
             dtype=k_cache.dtype,
@@ -165,6 +169,8 @@ class Backend:
     """Attributes of ``AiterAttnBackend``. Its own scales are 1, as its constructor makes them."""
 
     token_to_kv_pool: Any
+    swa_kv_pool: Any
+    """The pool that holds both, of a model with layers of both kinds; else None."""
     req_to_token: Tensor
     input_dtype: torch.dtype
     kv_cache_dtype: torch.dtype
@@ -178,13 +184,15 @@ class Backend:
     k_scale: Tensor
     v_scale: Tensor
     device: torch.device
-    use_triton_unified_attention: bool = True
-    """The page tables that the decode step needs are made only if this is set: by a hybrid pool, or by a variable."""
+    use_triton_unified_attention: bool
+    """Set by a hybrid pool, or by the variable SGLANG_USE_AITER_UNIFIED_ATTN."""
+    decode_uses_page_table: bool = True
+    """In later versions a pool in SHUFFLE 5D is enough for page tables."""
     use_mla: bool = False
     is_multimodal: bool = False
     kv_cache_is_vectorized_5d: bool = True
     logits_soft_cap: float = 0.0
-    dcp_size: int = 1
+    dcp_world_size: int = 1
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -214,13 +222,17 @@ def backend_of(
     slot_map: Tensor | None,
     layer: Layer,
     input_dtype: torch.dtype,
+    *,
+    unified: bool,
 ) -> Any:
-    """sglang's backend before a step. ``slot_map``: there are two pools, and the caches are of the layer's kind."""
+    """sglang's backend before a step. ``slot_map``: there are two pools, and the caches are of the layer's kind;
+    ``unified``: the variable SGLANG_USE_AITER_UNIFIED_ATTN is set.
+    """
     device, requests = k_cache.device, len(req_to_token)
-    pool = made(modules.pool.MHATokenToKVPool, Pool.of(k_cache, v_cache))
+    pool = made(modules.pool.MHATokenToKVPool, Pool.of(modules, k_cache, v_cache))
     if slot_map is not None:
         windowed = layer.sliding_window_size > -1
-        other = made(modules.pool.MHATokenToKVPool, Pool.of(k_cache[:0], v_cache[:0]))
+        other = made(modules.pool.MHATokenToKVPool, Pool.of(modules, k_cache[:0], v_cache[:0]))
         both = HybridPool(
             full_kv_pool=other if windowed else pool,
             swa_kv_pool=pool if windowed else other,
@@ -237,6 +249,8 @@ def backend_of(
     updater.update = updater.update_single_wrapper
     state = Backend(
         token_to_kv_pool=pool,
+        swa_kv_pool=None if slot_map is None else pool,
+        use_triton_unified_attention=unified or slot_map is not None,
         req_to_token=req_to_token,
         input_dtype=input_dtype,
         kv_cache_dtype=k_cache.dtype if k_cache.dtype is FP8 else input_dtype,

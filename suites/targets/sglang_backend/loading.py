@@ -44,6 +44,10 @@ class _Environment:
         return _Off()
 
 
+class _Unquantised:
+    """The quantisation method of a pool that is not in 4 bits."""
+
+
 def _no(*_: Any, **__: Any) -> bool:
     return False
 
@@ -60,6 +64,10 @@ class Modules:
     sub_pool: ModuleType
     backend: ModuleType
     given: sglang_wheel.Given
+
+    def unquantised(self) -> object:
+        """The method that marks a pool as not in 4 bits."""
+        return _Unquantised()
 
     @contextmanager
     def importing(self) -> Iterator[None]:
@@ -91,6 +99,8 @@ def _machine() -> sglang_wheel.Given:
         "sglang.srt.layers.quantization.fp8_kernel": fp8,
         "sglang.kernels.ops.quantization.fp8_kernel": fp8,
         "sglang.srt.utils.async_probe": {"maybe_detect_oob": _ignore},
+        "sglang.kernels.ops.attention.unified_attention_3d_mtp": {"reset_verify_attn_plan_cache": _ignore},
+        "sglang.srt.layers.quantization.fp4_kv_cache_quant_method": {"UnquantizedKVCacheMethod": _Unquantised},
     }
 
 

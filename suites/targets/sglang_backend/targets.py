@@ -55,6 +55,7 @@ FP8: dict[str, Any] = {"dtypes": ("bf16",), "kv_dtypes": ("e4m3fn",)}
 def _step(
     modules: loading.Modules,
     decodes: bool,
+    unified: bool,
     q: Tensor,
     k: Tensor,
     v: Tensor,
@@ -95,7 +96,7 @@ def _step(
         extend_seq_lens=queries,
         out_cache_loc=req_to_token[new].long(),
     )
-    backend = fakes.backend_of(modules, k_cache, v_cache, req_to_token, slot_map, layer, q.dtype)
+    backend = fakes.backend_of(modules, k_cache, v_cache, req_to_token, slot_map, layer, q.dtype, unified=unified)
     with modules.importing():
         backend.init_forward_metadata(batch)
         forward = backend.forward_decode if decodes else backend.forward_extend
@@ -112,7 +113,7 @@ def _step(
 )
 def extend(*tensors: Tensor, **options: Any) -> Tensor:
     """New tokens of each request: a fresh prompt, or a chunk after a prefix in the pool."""
-    return _step(loading.portable(), False, *tensors, **options)
+    return _step(loading.portable(), False, True, *tensors, **options)
 
 
 @declare.backend(
@@ -124,7 +125,19 @@ def extend(*tensors: Tensor, **options: Any) -> Tensor:
 )
 def decode(*tensors: Tensor, **options: Any) -> Tensor:
     """One new token of each request."""
-    return _step(loading.portable(), True, *tensors, **options)
+    return _step(loading.portable(), True, True, *tensors, **options)
+
+
+@declare.backend(
+    name="sglang.backend.decode_5d.plain",
+    convention=CONVENTION,
+    precision=PRECISION,
+    supports=replace(DECODE, features=DECODE.features - {"slot_map"}),
+    unavailable=loading.missing,
+)
+def decode_plain(*tensors: Tensor, **options: Any) -> Tensor:
+    """The same for a model without layers with a sub-pool, and without SGLANG_USE_AITER_UNIFIED_ATTN."""
+    return _step(loading.portable(), True, False, *tensors, **options)
 
 
 @declare.backend(
