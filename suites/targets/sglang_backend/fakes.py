@@ -188,6 +188,8 @@ class Backend:
     """Set by a hybrid pool, or by the variable SGLANG_USE_AITER_UNIFIED_ATTN."""
     decode_uses_page_table: bool = True
     """In later versions a pool in SHUFFLE 5D is enough for page tables."""
+    _kv_indices_scratch: None = None
+    _use_unified_verify: bool = False
     use_mla: bool = False
     is_multimodal: bool = False
     kv_cache_is_vectorized_5d: bool = True

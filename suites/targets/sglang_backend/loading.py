@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
@@ -14,9 +14,10 @@ import torch
 from fuzz.engine import loader
 from fuzz.engine.loader import KernelLoader
 from oracle.kinds import Engine
-from suites.targets import sglang_wheel
+from suites.targets import aiter_pa_decode, sglang_wheel
 from suites.targets.portable import aiter
 from suites.targets.sglang_shuffle_5d import FILES as CACHE
+from suites.targets.source_trees import AITER
 
 INDICES = ("srt/layers/attention/triton_ops/kv_indices.py", "kernels/ops/attention/kv_indices.py")
 POOL = ("srt/mem_cache/memory_pool.py",)
@@ -119,15 +120,25 @@ def index_kernels() -> ModuleType:
 @cache
 def portable() -> Modules:
     """The backend over our portable kernels in the place of aiter's."""
-    return _load(
-        {
-            "aiter": {"mha_batch_prefill_func": aiter.mha_batch_prefill_func},
-            "aiter.ops.triton.gluon.pa_decode_gluon": {
-                "get_recommended_splits": aiter.get_recommended_splits,
-                "pa_decode_gluon": aiter.pa_decode_gluon,
-            },
-        }
-    )
+    return _load(_beneath(aiter.get_recommended_splits, aiter.pa_decode_gluon))
+
+
+@cache
+def over_aiter() -> Modules:
+    """The backend over aiter's own decode. Its prefill is compiled C++, which only an AMD GPU runs."""
+    return _load(_beneath(aiter_pa_decode.get_recommended_splits, aiter_pa_decode.pa_decode_gluon))
+
+
+def _beneath(splits: Callable[..., int], decode: Callable[..., None]) -> sglang_wheel.Given:
+    return {
+        "aiter": {"mha_batch_prefill_func": aiter.mha_batch_prefill_func},
+        "aiter.ops.triton.gluon.pa_decode_gluon": {"get_recommended_splits": splits, "pa_decode_gluon": decode},
+    }
+
+
+def missing_aiter(engine: Engine) -> str | None:
+    """Why the backend cannot run over aiter's decode here, in one line, or None."""
+    return missing(engine) or AITER.missing(aiter_pa_decode.FILES, engine)
 
 
 def _load(beneath: sglang_wheel.Given) -> Modules:

@@ -14,7 +14,8 @@ from torch import Tensor
 
 from oracle import Convention, Precision, Supports, declare
 from oracle.convention import DefaultScale, Descales, Fp8Flavour, Granularity, SinkUnits, Window, WindowMeaning
-from oracle.kinds import IndexForm, KVLayout
+from oracle.kinds import Engine, IndexForm, KVLayout
+from suites.targets import aiter_pa_decode
 from suites.targets.portable.aiter import MOST_SPLITS
 from suites.targets.portable.targets import PRECISION as PORTABLE
 from suites.targets.portable.targets import kernels as kernels  # the compile gate looks for it here
@@ -138,6 +139,19 @@ def decode(*tensors: Tensor, **options: Any) -> Tensor:
 def decode_plain(*tensors: Tensor, **options: Any) -> Tensor:
     """The same for a model without layers with a sub-pool, and without SGLANG_USE_AITER_UNIFIED_ATTN."""
     return _step(loading.portable(), True, False, *tensors, **options)
+
+
+@declare.backend(
+    name="sglang.backend.decode_5d.aiter",
+    convention=CONVENTION,
+    precision=replace(aiter_pa_decode.PERSISTENT, max_splits=MOST_SPLITS),
+    supports=replace(DECODE, requires_finite_pool=aiter_pa_decode.SUPPORTS.requires_finite_pool),
+    engines=(Engine.EMULATOR, Engine.HIP),
+    unavailable=loading.missing_aiter,
+)
+def decode_over_aiter(*tensors: Tensor, **options: Any) -> Tensor:
+    """One new token of each request, through aiter's own decode."""
+    return _step(loading.over_aiter(), True, True, *tensors, **options)
 
 
 @declare.backend(
