@@ -19,11 +19,18 @@ from fuzz.check.memory import (
     same_result,
     unwritten,
 )
+from fuzz.check.relations import relations
 from fuzz.check.result import CaseResult, Check, CheckResult
 from fuzz.check.suspect import resolve
 from oracle.declare import Declaration
 from oracle.kinds import Engine, Operation
 from oracle.verdict import Verdict, worst
+
+_MUDDLED = (
+    *(Check.WRITTEN, Check.BOUNDS, Check.POISON, Check.NAN, Check.DETERMINISM),
+    *(Check.UNDEFINED, Check.UNINITIALISED, Check.RACE),
+)
+"""A result that depends on where no data is, or on chance, shows nothing by differing once more."""
 
 
 def check_case(
@@ -53,6 +60,8 @@ def check_case(
     )
     found += values.checks
     found += _influence(declaration, case, engine, (first, second, nan), progress)
+    if not any(result.check in _MUDDLED and result.verdict is not Verdict.PASS for result in found):
+        found += relations(declaration, case, engine, first, progress)
     return CaseResult(
         checks=_one_each(found),
         elements=values.elements,

@@ -16,8 +16,8 @@ from fuzz.engine import loader
 from fuzz.engine.loader import KernelLoader
 from oracle.fp8 import FORMAT_OF_DTYPE
 
-BLOCK_N = 32
-"""Keys of one step."""
+BLOCK_M, BLOCK_N = 32, 32
+"""Query rows of a tile, and keys of one step: the same for every batch, so that a request's result is too."""
 
 LONGEST_WINDOW = 1 << 30
 """A window of no fewer keys is no window."""
@@ -100,11 +100,11 @@ def attention(
     tops = torch.empty(q.shape[0], heads, all_splits, dtype=torch.float32, device=q.device)
     sums = torch.empty_like(tops)
     accs = torch.empty(*tops.shape, dim_v, dtype=torch.float32, device=q.device)
-    block_m, windowed = 16 if longest * group <= 16 else 32, window is not None and window < LONGEST_WINDOW
+    windowed = window is not None and window < LONGEST_WINDOW
     for place, part in enumerate(parts):
         none = torch.zeros_like(part.counts)
         format_ = part.k.dtype if part.k.dtype.itemsize == 1 else None
-        grid = (len(part.counts), -(-longest * group // block_m), kv_heads * splits)
+        grid = (len(part.counts), -(-longest * group // BLOCK_M), kv_heads * splits)
         kernels().attend[grid](
             q,
             _raw(part.k),
@@ -143,7 +143,7 @@ def attention(
             WINDOWED=windowed,
             CAPPED=soft_cap is not None,
             FP8=format_ is not None,
-            BLOCK_M=block_m,
+            BLOCK_M=BLOCK_M,
             BLOCK_N=BLOCK_N,
             BLOCK_D=_block(dim),
             BLOCK_DV=_block(dim_v),

@@ -50,6 +50,7 @@ SUPPORTS = Supports(
     num_kv_heads=(1, 2, 3),
     group_sizes=(1, 4, 3),
     features=FEATURES,
+    batch_invariant=True,
 )
 Result = tuple[Tensor, Tensor]
 

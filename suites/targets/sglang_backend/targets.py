@@ -109,7 +109,8 @@ def _step(
     name="sglang.backend.extend_5d",
     convention=CONVENTION,
     precision=PRECISION,
-    supports=EXTEND,
+    # Alone, a fresh prompt takes another path than in a batch with a prefix: to the same bits, over our kernels.
+    supports=replace(EXTEND, batch_invariant=True),
     unavailable=loading.missing,
 )
 def extend(*tensors: Tensor, **options: Any) -> Tensor:
@@ -123,6 +124,7 @@ def extend(*tensors: Tensor, **options: Any) -> Tensor:
     precision=PRECISION,
     supports=DECODE,
     unavailable=loading.missing,
+    agrees_with=extend,
 )
 def decode(*tensors: Tensor, **options: Any) -> Tensor:
     """One new token of each request."""
@@ -148,6 +150,7 @@ def decode_plain(*tensors: Tensor, **options: Any) -> Tensor:
     supports=replace(DECODE, requires_finite_pool=aiter_pa_decode.SUPPORTS.requires_finite_pool),
     engines=(Engine.EMULATOR, Engine.HIP),
     unavailable=loading.missing_aiter,
+    agrees_with=extend,
 )
 def decode_over_aiter(*tensors: Tensor, **options: Any) -> Tensor:
     """One new token of each request, through aiter's own decode."""
@@ -172,6 +175,7 @@ def extend_fp8(*tensors: Tensor, **options: Any) -> Tensor:
     precision=PRECISION,
     supports=replace(DECODE, **FP8),
     unavailable=loading.missing,
+    agrees_with=extend_fp8,
 )
 def decode_fp8(*tensors: Tensor, **options: Any) -> Tensor:
     """The same over a pool of fp8, with the layer's scales or the backend's."""

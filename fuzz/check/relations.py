@@ -1,0 +1,113 @@
+"""Relations: two calls whose results must agree, whatever the right result is. None of them needs the oracle's.
+
+- PAGES: a request's keys lie in other pages. Bit for bit, where the target is deterministic: addresses enter no
+  arithmetic.
+- BATCH: the first request alone. Bit for bit, and only where the target declares ``batch_invariant``: a kernel may
+  choose tiles and splits by the batch.
+- AGREEMENT: another target that the declaration names takes the same arguments. Within the errors that both are
+  allowed; a quantised pool has to be given what it holds exactly, as the cases of a backend are.
+
+A relation whose preconditions do not hold is left out: it neither passes nor fails.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from fuzz.call import Unsupported
+from fuzz.case import Case, Placement, Pool, Prefix
+from fuzz.check.attention import judge_within
+from fuzz.check.execute import Execution, Progress, execute
+from fuzz.check.result import Check, CheckResult
+from fuzz.instance.pool import pages
+from fuzz.support import unsupported
+from oracle.attention import Solution
+from oracle.bits import bits
+from oracle.budget.worst_case import Bounds, worst_case
+from oracle.convention import LseLayout
+from oracle.declare import Declaration
+from oracle.kinds import Engine, Operation
+from oracle.verdict import Verdict
+
+
+def relations(
+    declaration: Declaration, case: Case, engine: Engine, first: Execution, progress: Progress
+) -> Iterator[CheckResult]:
+    """Every relation whose preconditions hold for ``case``; ``first`` is its execution."""
+    if not case.is_attention or not declaration.supports.deterministic:
+        return
+    moved = elsewhere(case)
+    if moved is not None:
+        other = execute(declaration, moved, first.poison, engine, progress)
+        yield _same_bits(declaration, Check.PAGES, "depend on which pages hold the keys", first, other)
+    if declaration.supports.batch_invariant and len(case.context_lens) > 1 and case.query_lens[0]:
+        other = execute(declaration, alone(case), first.poison, engine, progress)
+        yield _same_bits(declaration, Check.BATCH, "of the first request depend on the others", first, other)
+    if declaration.agrees_with is not None and unsupported(declaration.agrees_with, case) is None:
+        found = _agreement(declaration, declaration.agrees_with, case, engine, first, progress)
+        if found is not None:
+            yield found
+
+
+def elsewhere(case: Case) -> Case | None:
+    """The same values with every page in another place, or None where there are no pages, or no other place."""
+    in_pool = case.operation in (Operation.PAGED_DECODE, Operation.BACKEND) or case.prefix is Prefix.POOL
+    if not in_pool or case.pool is Pool.HUGE:
+        return None
+    other = Placement.ASCENDING if case.placement is Placement.SHUFFLED else Placement.SHUFFLED
+    moved = replace(case, placement=other)
+    return moved if pages(moved) != pages(case) else None
+
+
+def alone(case: Case) -> Case:
+    """The first request by itself. Its values are the first that are drawn, so that they stay what they are."""
+    return replace(case, context_lens=case.context_lens[:1], query_lens=case.query_lens[:1])
+
+
+def _same_bits(declaration: Declaration, check: Check, words: str, first: Execution, second: Execution) -> CheckResult:
+    """The rows that both have are the same bit for bit: those of ``second``, the shorter one or as long."""
+    for name in second.outputs:
+        a, b = (_by_token(declaration, name, run.outputs[name]) for run in (first, second))
+        differ = bits(a[: len(b)].contiguous()) != bits(b.contiguous())
+        count = int(differ.sum())
+        if count:
+            where = differ.nonzero()[0].tolist()
+            message = f"{count} of {differ.numel()} elements of {name} {words}, the first at {where}"
+            return CheckResult(check, Verdict.FAIL, message, {"output": name, "count": count, "first": where})
+    return CheckResult(check, Verdict.PASS)
+
+
+def _by_token(declaration: Declaration, name: str, output: Tensor) -> Tensor:
+    turned = name == "lse" and declaration.convention.lse_layout is LseLayout.HEAD_TOKEN
+    return output.transpose(0, 1) if turned else output
+
+
+def _agreement(
+    declaration: Declaration, partner: Declaration, case: Case, engine: Engine, first: Execution, progress: Progress
+) -> CheckResult | None:
+    """``first``'s output is the partner's, within what both may err by and the partner's own output rounding."""
+    problem = first.instance.problem
+    if problem is None:
+        return None
+    try:
+        other = execute(partner, case, first.poison, engine, progress)
+    except Unsupported:
+        return None
+    expected = other.outputs["out"].to(problem.device)
+    bounds = [worst_case(problem, d.precision_for(case.dtype), input_dtype=case.dtype) for d in (declaration, partner)]
+    error = bounds[0].out + bounds[1].out + _half_spacing(expected)
+    allowed = Bounds(error, bounds[0].lse, bounds[0].reach, bounds[0].keys)
+    found = judge_within(declaration, first, Solution(expected.double(), bounds[0].lse), allowed)
+    if found.verdict is not Verdict.FAIL:
+        return CheckResult(Check.AGREEMENT, Verdict.PASS)
+    return CheckResult(Check.AGREEMENT, Verdict.FAIL, f"unlike {partner.name}: {found.message}", found.evidence)
+
+
+def _half_spacing(values: Tensor) -> Tensor:
+    """An upper bound on the rounding error that is in each of ``values``, float64."""
+    info = torch.finfo(values.dtype)
+    return values.double().abs().clamp_min(info.smallest_normal) * info.eps / 2
