@@ -207,6 +207,8 @@ class Declaration:
     """forgets what the target keeps between calls; called before each case."""
     agrees_with: Declaration | None = field(default=None, repr=False)
     """another target of the same operation, which must return the same on cases that both support."""
+    runs: tuple[str, ...] = ()
+    """the functions that a call runs, each with the package whose code it is; empty: as the name says."""
 
     def precision_for(self, dtype: str, kv_dtype: str | None = None) -> Precision:
         """The arithmetic allowed for a query of ``dtype`` and keys stored as ``kv_dtype`` (None: as the query).
@@ -254,18 +256,21 @@ class _Operation:
         task: IndexTask = IndexTask.NONE,
         reset: Callable[[], None] | None = None,
         agrees_with: Callable[..., Any] | None = None,
+        runs: tuple[str, ...] = (),
     ) -> Callable[[F], F]:
         """Attach a declaration to a function.
 
         Raises ``DeclarationError`` if the name is no dotted word, an argument is not of its type, a feature is
         not one of the operation's, or the function's parameters are not the operation's. ``agrees_with`` is a
-        function declared before, which takes the same arguments and must return the same.
+        function declared before, which takes the same arguments and must return the same; ``runs`` names functions.
         """
         if not _is_text(name) or any(c.isspace() or c in "*?[]" for c in name):
             raise DeclarationError(f"declare.{self.operation.value}: name {name!r}; write dotted words")
 
         supported = Supports() if supports is None else supports
         self._check_types(convention, precision, supported, engines, unavailable, task, reset)
+        if not isinstance(runs, tuple) or not all(map(_is_text, runs)):
+            raise self._wrong("runs", runs, "a tuple of names")
         partner = None if agrees_with is None else declaration_of(agrees_with)
         if agrees_with is not None and (partner is None or partner.operation is not self.operation):
             raise self._wrong("agrees_with", agrees_with, f"a function declared as {self.operation.value}, None")
@@ -292,6 +297,7 @@ class _Operation:
                 task=task,
                 reset=reset,
                 agrees_with=partner,
+                runs=runs,
             )
             setattr(function, ATTRIBUTE, declaration)
             return function

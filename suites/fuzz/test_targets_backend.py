@@ -31,10 +31,15 @@ from oracle.declare import Declaration
 from oracle.kinds import Engine
 from oracle.problem import Problem
 from oracle.verdict import Verdict
+from suites.targets import aiter_prefill
 from suites.targets.sglang_backend import targets
 
 TARGETS = {d.name: d for d in registry.declared_in(targets)}
 LEDGER = [d for d in load(Path(__file__).parents[1] / "gpu_diff" / "ledger.toml") if d.target in TARGETS]
+
+
+NO_CLEAN_CASE = ("sglang.backend.decode_5d.plain", "sglang.backend.extend_5d.aiter")
+"""All of its cases are known to fail, and what runs nowhere but on an AMD GPU."""
 
 
 def runnable(name: str) -> Declaration:
@@ -57,7 +62,7 @@ def clean(name: str, count: int) -> list[Case]:
     return list(islice((case for case in plan if not known(name, case)), count))
 
 
-@pytest.mark.parametrize("name", [n for n in TARGETS if not n.endswith(".plain")])
+@pytest.mark.parametrize("name", [n for n in TARGETS if n not in NO_CLEAN_CASE])
 def test_cases_without_a_known_defect_pass(name: str) -> None:
     declaration = runnable(name)
     cases = clean(name, 6)
@@ -136,6 +141,33 @@ def test_decode_without_page_tables_is_refused_before_anything_is_launched() -> 
         pytest.skip("only sglang 0.5.15 is known to pass a flat list")
     with pytest.raises(ValueError, match="block_tables: 1 dimensions; allowed: 2"):
         execute(declaration, entry.case, Poison.POSITIVE, Engine.EMULATOR, lambda _: None)
+
+
+SEEDS = {
+    "create_dcp_kv_indices",
+    "create_triton_kv_indices_for_dcp_triton",
+    "correct_attn_out",
+    "forward_decode_vectorized_5d",
+    "forward_extend_vectorized_5d",
+    "launch_gather_shuffle_5d_to_linear",
+    "launch_reshape_and_cache_shuffle_5d",
+    "mha_batch_prefill_func",
+    "pa_decode_gluon",
+    "update_kv_lens_and_indices",
+}
+
+
+def test_every_function_that_was_asked_for_is_run_by_a_target() -> None:
+    known = registry.load()
+    run = {function.split()[1]: name for name, d in known.items() for function in d.runs}
+    assert run.keys() >= SEEDS
+
+
+def test_aiters_prefill_is_said_to_run_nowhere_but_on_amd_gpus() -> None:
+    declaration = registry.load()["aiter.mha_batch_prefill_func"]
+    assert declaration.engines == (Engine.HIP,)
+    assert registry.why_not(declaration, Engine.EMULATOR) == "runs on hip only"
+    assert aiter_prefill.missing(Engine.CUDA) == "compiled C++ that only an AMD GPU runs"
 
 
 def backend_case(**fields: Any) -> Case:

@@ -17,13 +17,16 @@ from fuzz.check.result import CaseResult, Check
 from fuzz.check.run import check_case
 from fuzz.plan import Plan
 from fuzz.space import Space
+from oracle.convention import Granularity
 from oracle.declare import Declaration
 from oracle.kinds import Engine
 from oracle.verdict import Verdict
+from suites.targets import aiter_prefill
 from suites.targets.portable import targets
 from suites.targets.portable.attention import Keys, attention
 
-TARGETS = {d.name: d for d in registry.declared_in(targets)}
+TARGETS = {d.name: d for module in (targets, aiter_prefill) for d in registry.declared_in(module)}
+TARGETS = {name: d for name, d in TARGETS.items() if name.startswith("portable.")}
 
 
 def checked(declaration: Declaration, case: Case) -> CaseResult:
@@ -54,8 +57,8 @@ def test_hundreds_of_planned_cases_pass(name: str) -> None:
 @pytest.mark.parametrize(
     ("option", "wrong"),
     [
-        ("scale", lambda scale: scale * 1.01),
-        ("window", lambda window: window + 1),
+        ("scale", lambda scale: (scale or 0.1) * 1.01),
+        ("window", lambda window: (window[0] + 1, window[1]) if isinstance(window, tuple) else window + 1),
         ("sinks", lambda sinks: None),
         ("soft_cap", lambda cap: None),
         ("k_descale", lambda factors: factors * 1.02),
@@ -77,6 +80,9 @@ def test_a_wrong_option_is_a_wrong_value(name: str, option: str, wrong: Any) -> 
         "k_descale": lambda case: case.k_descale != "none",
         "v_descale": lambda case: case.v_descale == "head" and case.num_kv_heads == 2,
     }[option]
+    descales = TARGETS[name].convention.descales
+    if option.endswith("descale") and descales.k is Granularity.NONE:
+        pytest.skip("it takes no descales")
     cases = [c for c in planned(TARGETS[name], 200) if asked(c) and 0 < sum(c.query_lens) < 100 and c.probe == "normal"]
     assert cases
     seen = [checked(replace(TARGETS[name], function=faulty), case) for case in cases[:3]]

@@ -55,6 +55,7 @@ def _unavailable(engine: Engine) -> str | None:
     precision=EXACT_COPY,
     supports=replace(SUPPORTS, features=frozenset({"strided", "skip", "slot_map"})),
     unavailable=_unavailable,
+    runs=("sglang launch_reshape_and_cache_shuffle_5d",),
 )
 def write(
     key: Tensor, value: Tensor, k_cache: Tensor, v_cache: Tensor, slots: Tensor, *, slot_map: Tensor | None
@@ -69,6 +70,7 @@ def write(
     precision=EXACT_COPY,
     supports=SUPPORTS,
     unavailable=_unavailable,
+    runs=("sglang launch_gather_shuffle_5d_to_linear",),
 )
 def gather(k_cache: Tensor, v_cache: Tensor, slots: Tensor) -> tuple[Tensor, Tensor]:
     """Read keys and values of the slots from the pool."""

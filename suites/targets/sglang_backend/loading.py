@@ -129,6 +129,12 @@ def over_aiter() -> Modules:
     return _load(_beneath(aiter_pa_decode.get_recommended_splits, aiter_pa_decode.pa_decode_gluon))
 
 
+@cache
+def installed_aiter() -> Modules:
+    """The backend over everything of an installed aiter, which it imports itself."""
+    return _load({})
+
+
 def _beneath(splits: Callable[..., int], decode: Callable[..., None]) -> sglang_wheel.Given:
     return {
         "aiter": {"mha_batch_prefill_func": aiter.mha_batch_prefill_func},

@@ -15,7 +15,7 @@ from torch import Tensor
 from oracle import Convention, Precision, Supports, declare
 from oracle.convention import DefaultScale, Descales, Fp8Flavour, Granularity, SinkUnits, Window, WindowMeaning
 from oracle.kinds import Engine, IndexForm, KVLayout
-from suites.targets import aiter_pa_decode
+from suites.targets import aiter_pa_decode, aiter_prefill
 from suites.targets.portable.aiter import MOST_SPLITS
 from suites.targets.portable.targets import PRECISION as PORTABLE
 from suites.targets.portable.targets import kernels as kernels  # the compile gate looks for it here
@@ -49,6 +49,14 @@ EXTEND = Supports(
     features=frozenset({"window", "sinks", "soft_cap", "custom_scale", "chunked", "slot_map", "strided"}),
 )
 DECODE = replace(EXTEND, max_query_len=1)
+OWN = ("sglang init_forward_metadata", "sglang set_kv_buffer", "sglang launch_reshape_and_cache_shuffle_5d")
+RUNS_EXTEND = (
+    *OWN,
+    "sglang forward_extend_vectorized_5d",
+    "sglang launch_gather_shuffle_5d_to_linear",
+    "portable mha_batch_prefill_func",
+)
+RUNS_DECODE = (*OWN, "sglang forward_decode_vectorized_5d", "portable pa_decode_gluon")
 # aiter's prefill of fp8 returns bf16 whatever the model computes in.
 FP8: dict[str, Any] = {"dtypes": ("bf16",), "kv_dtypes": ("e4m3fn",)}
 
@@ -112,6 +120,7 @@ def _step(
     # Alone, a fresh prompt takes another path than in a batch with a prefix: to the same bits, over our kernels.
     supports=replace(EXTEND, batch_invariant=True),
     unavailable=loading.missing,
+    runs=RUNS_EXTEND,
 )
 def extend(*tensors: Tensor, **options: Any) -> Tensor:
     """New tokens of each request: a fresh prompt, or a chunk after a prefix in the pool."""
@@ -124,6 +133,7 @@ def extend(*tensors: Tensor, **options: Any) -> Tensor:
     precision=PRECISION,
     supports=DECODE,
     unavailable=loading.missing,
+    runs=RUNS_DECODE,
     agrees_with=extend,
 )
 def decode(*tensors: Tensor, **options: Any) -> Tensor:
@@ -137,6 +147,7 @@ def decode(*tensors: Tensor, **options: Any) -> Tensor:
     precision=PRECISION,
     supports=replace(DECODE, features=DECODE.features - {"slot_map"}),
     unavailable=loading.missing,
+    runs=RUNS_DECODE,
 )
 def decode_plain(*tensors: Tensor, **options: Any) -> Tensor:
     """The same for a model without layers with a sub-pool, and without SGLANG_USE_AITER_UNIFIED_ATTN."""
@@ -150,6 +161,7 @@ def decode_plain(*tensors: Tensor, **options: Any) -> Tensor:
     supports=replace(DECODE, requires_finite_pool=aiter_pa_decode.SUPPORTS.requires_finite_pool),
     engines=(Engine.EMULATOR, Engine.HIP),
     unavailable=loading.missing_aiter,
+    runs=(*OWN, "sglang forward_decode_vectorized_5d", "aiter pa_decode_gluon"),
     agrees_with=extend,
 )
 def decode_over_aiter(*tensors: Tensor, **options: Any) -> Tensor:
@@ -158,11 +170,26 @@ def decode_over_aiter(*tensors: Tensor, **options: Any) -> Tensor:
 
 
 @declare.backend(
+    name="sglang.backend.extend_5d.aiter",
+    convention=CONVENTION,
+    precision=aiter_prefill.PRECISION,
+    supports=replace(EXTEND, requires_finite_pool=aiter_prefill.SUPPORTS.requires_finite_pool),
+    engines=(Engine.HIP,),
+    unavailable=aiter_prefill.missing,
+    runs=(*RUNS_EXTEND[:-1], "aiter mha_batch_prefill_func"),
+)
+def extend_over_aiter(*tensors: Tensor, **options: Any) -> Tensor:
+    """New tokens of each request, through aiter's own prefill."""
+    return _step(loading.installed_aiter(), False, True, *tensors, **options)
+
+
+@declare.backend(
     name="sglang.backend.extend_5d.fp8",
     convention=QUANTISED,
     precision=PRECISION,
     supports=replace(EXTEND, **FP8),
     unavailable=loading.missing,
+    runs=RUNS_EXTEND,
 )
 def extend_fp8(*tensors: Tensor, **options: Any) -> Tensor:
     """The same over a pool of fp8, with the layer's scales or the backend's."""
@@ -175,6 +202,7 @@ def extend_fp8(*tensors: Tensor, **options: Any) -> Tensor:
     precision=PRECISION,
     supports=replace(DECODE, **FP8),
     unavailable=loading.missing,
+    runs=RUNS_DECODE,
     agrees_with=extend_fp8,
 )
 def decode_fp8(*tensors: Tensor, **options: Any) -> Tensor:
