@@ -54,11 +54,9 @@ def attention_values(declaration: Declaration, run: Execution) -> CaseResult:
 
 def judge_within(declaration: Declaration, run: Execution, expected: Solution, bounds: Bounds) -> CheckResult:
     """The output of ``run`` against ``expected`` instead of the oracle's solution; there is no log-sum-exp to judge."""
-    outputs = {"out": run.outputs["out"]}
+    only = replace(run, outputs={"out": run.outputs["out"]})
     precision = declaration.precision_for(run.instance.case.dtype)
-    checks = _judged(
-        replace(run, outputs=outputs), expected, bounds, declaration.convention, precision, LseBase.NATURAL
-    ).checks
+    checks = _judged(only, expected, bounds, declaration.convention, precision, LseBase.NATURAL).checks
     return next(iter(checks), CheckResult(Check.VALUES, Verdict.PASS))
 
 

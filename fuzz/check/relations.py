@@ -4,6 +4,8 @@
   arithmetic.
 - BATCH: the first request alone. Bit for bit, and only where the target declares ``batch_invariant``: a kernel may
   choose tiles and splits by the batch.
+- CHUNKS: a backend is given the first request's new tokens in two steps. Within the errors that both are allowed; what
+  the first step stores is what the second finds, as the check of the pool after a step says.
 - AGREEMENT: another target that the declaration names takes the same arguments. Within the errors that both are
   allowed; a quantised pool has to be given what it holds exactly, as the cases of a backend are.
 
@@ -47,10 +49,11 @@ def relations(
     if declaration.supports.batch_invariant and len(case.context_lens) > 1 and case.query_lens[0]:
         other = execute(declaration, alone(case), first.poison, engine, progress)
         yield _same_bits(declaration, Check.BATCH, "of the first request depend on the others", first, other)
+    for chunk, rows in chunks(case):
+        other = execute(declaration, chunk, first.poison, engine, progress)
+        yield _within(declaration, declaration, Check.CHUNKS, f"in two steps, tokens {rows}: ", first, other, rows)
     if declaration.agrees_with is not None and unsupported(declaration.agrees_with, case) is None:
-        found = _agreement(declaration, declaration.agrees_with, case, engine, first, progress)
-        if found is not None:
-            yield found
+        yield from _agreement(declaration, declaration.agrees_with, case, engine, first, progress)
 
 
 def elsewhere(case: Case) -> Case | None:
@@ -66,6 +69,19 @@ def elsewhere(case: Case) -> Case | None:
 def alone(case: Case) -> Case:
     """The first request by itself. Its values are the first that are drawn, so that they stay what they are."""
     return replace(case, context_lens=case.context_lens[:1], query_lens=case.query_lens[:1])
+
+
+def chunks(case: Case) -> list[tuple[Case, range]]:
+    """The first request's new tokens as two steps of a backend, and which of its rows each has; none of one token."""
+    queries, length = case.query_lens[:1], case.context_lens[:1]
+    if case.operation is not Operation.BACKEND or queries[0] < 2:
+        return []
+    late = queries[0] // 2
+    early = queries[0] - late
+    return [
+        (replace(case, context_lens=(length[0] - late,), query_lens=(early,)), range(early)),
+        (replace(case, context_lens=length, query_lens=(late,)), range(early, early + late)),
+    ]
 
 
 def _same_bits(declaration: Declaration, check: Check, words: str, first: Execution, second: Execution) -> CheckResult:
@@ -88,23 +104,40 @@ def _by_token(declaration: Declaration, name: str, output: Tensor) -> Tensor:
 
 def _agreement(
     declaration: Declaration, partner: Declaration, case: Case, engine: Engine, first: Execution, progress: Progress
-) -> CheckResult | None:
-    """``first``'s output is the partner's, within what both may err by and the partner's own output rounding."""
-    problem = first.instance.problem
-    if problem is None:
-        return None
+) -> Iterator[CheckResult]:
     try:
         other = execute(partner, case, first.poison, engine, progress)
     except Unsupported:
-        return None
-    expected = other.outputs["out"].to(problem.device)
-    bounds = [worst_case(problem, d.precision_for(case.dtype), input_dtype=case.dtype) for d in (declaration, partner)]
+        return
+    rows = range(sum(case.query_lens))
+    yield _within(declaration, partner, Check.AGREEMENT, f"unlike {partner.name}: ", first, other, rows)
+
+
+def _within(
+    declaration: Declaration,
+    partner: Declaration,
+    check: Check,
+    words: str,
+    first: Execution,
+    second: Execution,
+    rows: range,
+) -> CheckResult:
+    """``rows`` of ``first``'s output are ``second``'s: within what each may err by, and the latter's output rounding.
+
+    The second is of ``partner``, and its problem is those rows' own.
+    """
+    problem, dtype = second.instance.problem, second.instance.case.dtype
+    if problem is None:
+        raise TypeError(f"{second.instance.case.operation} poses no attention problem")
+    expected = second.outputs["out"].to(problem.device)
+    bounds = [worst_case(problem, d.precision_for(dtype), input_dtype=dtype) for d in (declaration, partner)]
     error = bounds[0].out + bounds[1].out + _half_spacing(expected)
     allowed = Bounds(error, bounds[0].lse, bounds[0].reach, bounds[0].keys)
-    found = judge_within(declaration, first, Solution(expected.double(), bounds[0].lse), allowed)
+    part = replace(first, outputs={"out": first.outputs["out"][rows.start : rows.stop]})
+    found = judge_within(declaration, part, Solution(expected.double(), bounds[0].lse), allowed)
     if found.verdict is not Verdict.FAIL:
-        return CheckResult(Check.AGREEMENT, Verdict.PASS)
-    return CheckResult(Check.AGREEMENT, Verdict.FAIL, f"unlike {partner.name}: {found.message}", found.evidence)
+        return CheckResult(check, Verdict.PASS)
+    return CheckResult(check, Verdict.FAIL, words + found.message, found.evidence)
 
 
 def _half_spacing(values: Tensor) -> Tensor:

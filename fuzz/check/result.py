@@ -31,6 +31,8 @@ class Check(StrEnum):
     """the result does not depend on which pages hold the keys"""
     BATCH = "batch"
     """nor that of a request on the other requests, where the target declares so"""
+    CHUNKS = "chunks"
+    """tokens given in two steps get what they get in one"""
     AGREEMENT = "agreement"
     """another target, named by the declaration, gives the same"""
     INT32_WRAP = "int32_wrap"

@@ -41,7 +41,7 @@ def build_backend(case: Case, poison: Poison, device: str) -> Instance:
     new = _last(case.context_lens, case.query_lens)
     listed, own, slot_map = _slots(case)
     buffers = {
-        "q": operand("q", _queries(case), case, poison, device),
+        "q": operand("q", _queries(case)[new], case, poison, device),
         "q_indptr": index_list("q_indptr", indptr(case.query_lens), case.index_dtype, poison, device),
         "lengths": index_list("lengths", torch.tensor(case.context_lens), case.index_dtype, poison, device),
         "slots": index_list("slots", listed, case.index_dtype, poison, device),
@@ -104,7 +104,8 @@ def _scale(case: Case, role: Role) -> Tensor | None:
 
 
 def _queries(case: Case) -> Tensor:
-    shape = (sum(case.query_lens), case.num_q_heads, case.head_dim)
+    """The query of every position, so that a step over some of them has the values of one over all."""
+    shape = (sum(case.context_lens), case.num_q_heads, case.head_dim)
     return _as_the_model_gives(values(case, Stream.Q, shape, case.kv_dtype), None, case)
 
 

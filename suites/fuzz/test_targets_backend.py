@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 from packaging.version import Version
+from torch import Tensor
 
 from fuzz import engine as engines
 from fuzz import registry
@@ -18,6 +19,7 @@ from fuzz.buffers import Poison
 from fuzz.case import Case
 from fuzz.check.attention import attention_values
 from fuzz.check.execute import Execution, execute
+from fuzz.check.relations import chunks
 from fuzz.check.result import Check
 from fuzz.check.run import check_case
 from fuzz.features import labels
@@ -141,6 +143,34 @@ def test_decode_without_page_tables_is_refused_before_anything_is_launched() -> 
         pytest.skip("only sglang 0.5.15 is known to pass a flat list")
     with pytest.raises(ValueError, match="block_tables: 1 dimensions; allowed: 2"):
         execute(declaration, entry.case, Poison.POSITIVE, Engine.EMULATOR, lambda _: None)
+
+
+@pytest.mark.parametrize(("blame", "verdict"), [(0.0, Verdict.PASS), (0.05, Verdict.FAIL)])
+def test_a_result_that_depends_on_how_a_prompt_is_cut_fails(blame: float, verdict: Verdict) -> None:
+    declaration = runnable("sglang.backend.extend_5d")
+
+    def step(q: Tensor, **given: Any) -> Tensor:
+        out = declaration.function(q=q, **given)
+        return (out.float() * (1 + blame / len(q))).to(out.dtype)
+
+    case = backend_case(kv_dtype="bf16", k_descale="none", context_lens=(20, 5), query_lens=(9, 2))
+    result = check_case(replace(declaration, function=step), case, Engine.EMULATOR, lambda _: None)
+    assert {c.verdict for c in result.checks if c.check is Check.CHUNKS} == {verdict}
+
+
+def test_the_two_steps_of_a_prompt_are_its_tokens() -> None:
+    case = backend_case(context_lens=(20, 5), query_lens=(9, 2))
+    whole = build(case, Poison.POSITIVE).problem
+    assert whole is not None
+    rows: list[int] = []
+    for chunk, own in chunks(case):
+        problem = build(chunk, Poison.POSITIVE).problem
+        assert problem is not None
+        assert torch.equal(problem.q, whole.q[own.start : own.stop])
+        assert torch.equal(problem.k.view(torch.uint8), whole.k[: chunk.context_lens[0]].view(torch.uint8))
+        rows += own
+    assert rows == list(range(9))
+    assert chunks(backend_case(context_lens=(3,), query_lens=(1,))) == []
 
 
 SEEDS = {
