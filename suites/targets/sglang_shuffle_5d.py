@@ -14,8 +14,12 @@ from oracle.kinds import Engine, IndexForm, KVLayout
 from oracle.precision import EXACT_COPY
 from suites.targets import sglang_wheel
 
-FILES = ("srt/layers/attention/utils.py", "kernels/ops/kvcache/shuffle_5d_cache.py")
-"""Where the kernels live: up to 0.5.16, and later."""
+FILES = (
+    "srt/layers/attention/utils.py",
+    "kernels/ops/kvcache/shuffle_5d_cache.py",
+    "kernels/ops/attention/utils.py",
+)
+"""Where the kernels live: up to 0.5.16, in 0.5.23, and in between."""
 
 CONVENTION = Convention(
     source="docstrings of launch_reshape_and_cache_shuffle_5d and launch_gather_shuffle_5d_to_linear",

@@ -19,7 +19,13 @@ from suites.targets.portable import aiter
 from suites.targets.sglang_shuffle_5d import FILES as CACHE
 from suites.targets.source_trees import AITER
 
-INDICES = ("srt/layers/attention/triton_ops/kv_indices.py", "kernels/ops/attention/kv_indices.py")
+INDICES = (
+    "srt/layers/attention/triton_ops/kv_indices.py",
+    "kernels/ops/attention/kv_indices.py",
+    "kernels/ops/kvcache/kv_indices.py",
+)
+"""Where these live: up to 0.5.16, in 0.5.23, and in between."""
+
 POOL = ("srt/mem_cache/memory_pool.py",)
 SUB_POOL = ("srt/mem_cache/swa_memory_pool.py",)
 STEPS = ("srt/layers/attention/aiter_utils.py",)
