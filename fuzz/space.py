@@ -282,6 +282,10 @@ class Space:
         if picked["query"] == "empty" and contexts:
             contexts[-1] = 0
         queries = (count,) * len(contexts) if self._decodes else _queries(contexts, picked["query"], most, chooser)
+        if case.operation is Operation.BACKEND and not self._decodes:
+            # Prompts without a prefix beside others: one with a prefix decides which way all of them go.
+            fresh = [i > 0 and chooser.integer("fresh", 0, 2) == 0 for i in range(len(contexts))]
+            queries = tuple(n if all_ else q for n, q, all_ in zip(contexts, queries, fresh, strict=True))
         return replace(case, context_lens=tuple(contexts), query_lens=queries)
 
     # --------------------------------------------------------------- features
