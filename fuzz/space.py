@@ -15,7 +15,7 @@ from typing import Protocol, TypeVar
 
 from fuzz.case import MAX_TOKENS, Case, Placement, Pool, Prefix, Probe, Sink, Skip, SlotMap, States
 from fuzz.features import LENGTHS, PARTITION, Feature, labels
-from fuzz.probes import DESIGNS, unfit
+from fuzz.probes import DESIGNS, PLAIN, unfit
 from oracle.convention import Granularity, SinkUnits, WindowMeaning
 from oracle.declare import Declaration
 from oracle.kinds import Operation
@@ -83,7 +83,8 @@ class Space:
         dimensions = self._common() | own
         if "probe" not in dimensions:
             # First, since what a probe needs decides what else may be drawn.
-            dimensions = {"probe": _probes(dimensions)} | dimensions
+            quantised = operation is Operation.BACKEND and bool(self.declaration.supports.kv_dtypes)
+            dimensions = {"probe": PLAIN if quantised else _probes(dimensions)} | dimensions
         object.__setattr__(self, "dimensions", {name: labels for name, labels in dimensions.items() if labels})
 
     def _common(self) -> dict[str, tuple[str, ...]]:

@@ -9,7 +9,8 @@
 - AGREEMENT: another target that the declaration names takes the same arguments. Within the errors that both are
   allowed; a quantised pool has to be given what it holds exactly, as the cases of a backend are.
 
-A relation whose preconditions do not hold is left out: it neither passes nor fails.
+The values of a designed probe depend on the whole batch: BATCH and CHUNKS need a plain one. A relation whose
+preconditions do not hold is left out: it neither passes nor fails.
 """
 
 from __future__ import annotations
@@ -26,10 +27,11 @@ from fuzz.check.attention import judge_within
 from fuzz.check.execute import Execution, Progress, execute
 from fuzz.check.result import Check, CheckResult
 from fuzz.instance.pool import pages
+from fuzz.probes import PLAIN
 from fuzz.support import unsupported
 from oracle.attention import Solution
 from oracle.bits import bits
-from oracle.budget.worst_case import Bounds, worst_case
+from oracle.budget import Bounds, worst_case
 from oracle.convention import LseLayout
 from oracle.declare import Declaration
 from oracle.kinds import Engine, Operation
@@ -46,7 +48,8 @@ def relations(
     if moved is not None:
         other = execute(declaration, moved, first.poison, engine, progress)
         yield _same_bits(declaration, Check.PAGES, "depend on which pages hold the keys", first, other)
-    if declaration.supports.batch_invariant and len(case.context_lens) > 1 and case.query_lens[0]:
+    several = len(case.context_lens) > 1 and case.query_lens[0] and case.probe in PLAIN
+    if declaration.supports.batch_invariant and several:
         other = execute(declaration, alone(case), first.poison, engine, progress)
         yield _same_bits(declaration, Check.BATCH, "of the first request depend on the others", first, other)
     for chunk, rows in chunks(case):
@@ -74,7 +77,7 @@ def alone(case: Case) -> Case:
 def chunks(case: Case) -> list[tuple[Case, range]]:
     """The first request's new tokens as two steps of a backend, and which of its rows each has; none of one token."""
     queries, length = case.query_lens[:1], case.context_lens[:1]
-    if case.operation is not Operation.BACKEND or queries[0] < 2:
+    if case.operation is not Operation.BACKEND or queries[0] < 2 or case.probe not in PLAIN:
         return []
     late = queries[0] // 2
     early = queries[0] - late

@@ -1,7 +1,8 @@
 """A whole layer step: the keys and values of new tokens are stored, and their queries attend to everything.
 
-The pool may be quantised. Queries, keys and values are then exact in its format, so that what is stored, and what is
-cast on the way, is what the model asked for; what an implementation rounds is never a matter of the budget.
+Beside a plain probe the pool may be quantised. Queries, keys and values are then exact in its format, so that what is
+stored, and what is cast on the way, is what the model asked for; what an implementation rounds is never a matter of
+the budget.
 """
 
 from __future__ import annotations
@@ -10,11 +11,11 @@ import torch
 from torch import Tensor
 
 from fuzz.buffers import DTYPES, Buffer, Poison
-from fuzz.case import Case, SlotMap
+from fuzz.case import Case, CaseError, SlotMap
 from fuzz.instance.model import Instance
-from fuzz.instance.operands import index_list, indptr, keys_and_values, operand, scale_of
+from fuzz.instance.operands import index_list, indptr, operand, scale_of
 from fuzz.instance.pool import cache, geometry, num_blocks, slots_of
-from fuzz.probes import Stream, sinks, values
+from fuzz.probes import PLAIN, Stream, design, values
 from oracle import philox
 from oracle.convention import Granularity
 from oracle.fp8 import FORMAT_OF_NAME, decode
@@ -36,12 +37,15 @@ def build_backend(case: Case, poison: Poison, device: str) -> Instance:
     ``slots`` lists the full pool's slot of every position of every request. Where the case has a slot map, a layer
     with a window has its keys and values in the sub-pool, which the caches then are.
     """
-    linear = keys_and_values(case)
+    if case.kv_dtype != case.dtype and case.probe not in PLAIN:
+        raise CaseError(f"case.probe: {case.probe}; allowed: {', '.join(PLAIN)} beside the quantised pool of a backend")
+    inputs = design(case)
+    linear = {Role.K: inputs.k, Role.V: inputs.v}
     scales = {role: _scale(case, role) for role in Role}
     new = _last(case.context_lens, case.query_lens)
     listed, own, slot_map = _slots(case)
     buffers = {
-        "q": operand("q", _queries(case)[new], case, poison, device),
+        "q": operand("q", _queries(case)[new] if case.probe in PLAIN else inputs.q, case, poison, device),
         "q_indptr": index_list("q_indptr", indptr(case.query_lens), case.index_dtype, poison, device),
         "lengths": index_list("lengths", torch.tensor(case.context_lens), case.index_dtype, poison, device),
         "slots": index_list("slots", listed, case.index_dtype, poison, device),
@@ -54,7 +58,7 @@ def build_backend(case: Case, poison: Poison, device: str) -> Instance:
         write_slots(held.view, own[before], linear[role][before], geometry(case, role))
         buffers[held.name] = held
     optional: dict[str, Tensor | None] = {
-        "sinks": sinks(case),
+        "sinks": inputs.sinks,
         "slot_map": slot_map,
         "k_descale": scales[Role.K],
         "v_descale": scales[Role.V],
