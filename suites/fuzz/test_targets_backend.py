@@ -36,7 +36,7 @@ from suites.targets import aiter_prefill
 from suites.targets.sglang_backend import targets
 
 TARGETS = {d.name: d for d in registry.declared_in(targets)}
-LEDGER = [d for d in load(Path(__file__).parents[1] / "gpu_diff" / "ledger.toml") if d.target in TARGETS]
+LEDGER = [d for d in load(Path(__file__).parents[1] / "gpu_diff" / "ledger.toml") if d.targets[0] in TARGETS]
 
 
 NO_CLEAN_CASE = ("sglang.backend.decode_5d.plain", "sglang.backend.extend_5d.aiter")
@@ -53,7 +53,7 @@ def runnable(name: str) -> Declaration:
 
 def known(target: str, case: Case) -> bool:
     """Whether the ledger has anything about such a case."""
-    found = (d for d in LEDGER if d.target == target and d.applies(Engine.EMULATOR, {"sglang": installed("sglang")}))
+    found = (d for d in LEDGER if target in d.targets and d.applies(Engine.EMULATOR, {"sglang": installed("sglang")}))
     shown = labels(case)
     return any(all(any((n, v) in shown for v in values) for n, values in d.features.items()) for d in found)
 
@@ -109,7 +109,7 @@ def judged(declaration: Declaration, run: Execution, change: Callable[[Problem],
 
 @pytest.mark.parametrize("entry", [d for d in LEDGER if diagnosis(d.id)], ids=lambda d: d.id)
 def test_the_oracle_reproduces_each_defect_by_its_diagnosis(entry: Defect) -> None:
-    declaration, change = runnable(entry.target), diagnosis(entry.id)
+    declaration, change = runnable(entry.targets[0]), diagnosis(entry.id)
     assert change is not None
     if not entry.applies(Engine.EMULATOR, {"sglang": installed("sglang")}):
         pytest.skip(f"sglang {installed('sglang')} is not one of its versions")
@@ -120,7 +120,7 @@ def test_the_oracle_reproduces_each_defect_by_its_diagnosis(entry: Defect) -> No
 
 @pytest.mark.parametrize("entry", [d for d in LEDGER if d.checks == (Check.INPUTS,)], ids=lambda d: d.id)
 def test_the_models_keys_and_values_are_divided_in_place(entry: Defect) -> None:
-    declaration = runnable(entry.target)
+    declaration = runnable(entry.targets[0])
     run = execute(declaration, entry.case, Poison.POSITIVE, Engine.EMULATOR, lambda _: None)
     name = "k" if "keys" in entry.id else "v"
     factor = run.instance.buffers[f"{name}_descale"].view
@@ -133,13 +133,13 @@ def test_the_models_keys_and_values_are_divided_in_place(entry: Defect) -> None:
 def test_every_entry_is_seen_by_its_own_case_and_lies_inside_what_is_declared() -> None:
     for entry in LEDGER:
         if entry.applies(Engine.EMULATOR, {"sglang": "0.5.15"}):
-            assert unsupported(TARGETS[entry.target], entry.case) is None
-            assert entry.matches(entry.target, entry.checks[0], None, entry.case)
+            assert unsupported(TARGETS[entry.targets[0]], entry.case) is None
+            assert entry.matches(entry.targets[0], entry.checks[0], None, entry.case)
 
 
 def test_decode_without_page_tables_is_refused_before_anything_is_launched() -> None:
     declaration = runnable("sglang.backend.decode_5d.plain")
-    entry = next(d for d in LEDGER if d.target == declaration.name)
+    entry = next(d for d in LEDGER if d.targets[0] == declaration.name)
     if not entry.applies(Engine.EMULATOR, {"sglang": installed("sglang")}):
         pytest.skip(f"sglang {installed('sglang')} is not one of its versions")
     with pytest.raises(ValueError, match="block_tables: 1 dimensions; allowed: 2"):

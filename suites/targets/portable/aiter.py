@@ -84,7 +84,15 @@ def mha_batch_prefill_func(
         for name, factor, of in (("q_descale", q_descale, q), ("k_descale", k_descale, k), ("v_descale", v_descale, v)):
             check_scale(name, factor, of)
         q, scale = decode(q, FORMAT_OF_DTYPE[q.dtype]).to(torch.bfloat16), scale * float(q_descale)
-    keys = Keys(k=k, v=v, index=kv_page_indices, starts=kv_indptr[:-1], counts=kv_indptr[1:] - kv_indptr[:-1])
+    keys = Keys(
+        k=k,
+        v=v,
+        index=kv_page_indices,
+        starts=kv_indptr[:-1],
+        counts=kv_indptr[1:] - kv_indptr[:-1],
+        k_descale=k_descale if fp8 else None,
+        v_descale=v_descale if fp8 else None,
+    )
     result, _ = attention(
         q,
         cu_seqlens_q,
@@ -95,8 +103,6 @@ def mha_batch_prefill_func(
         window=None if left < 0 else left + 1,
         sinks=None if sink_ptr is None else sink_ptr.float(),
         soft_cap=logits_soft_cap or None,
-        k_descale=k_descale if fp8 else None,
-        v_descale=v_descale if fp8 else None,
     )
     return result
 
@@ -164,16 +170,22 @@ def pa_decode_gluon(
         if buffer is not None:
             require(tuple(buffer.shape) == shape, name, list(buffer.shape), str(list(shape)))
     fp8 = key_cache.dtype.itemsize == 1
+    keys = Keys(
+        k=key_cache,
+        v=value_cache,
+        index=block_tables,
+        counts=context_lengths,
+        k_descale=key_scale if fp8 else None,
+        v_descale=value_scale if fp8 else None,
+    )
     attention(
         query,
         torch.arange(requests + 1, dtype=torch.int32, device=query.device) * query_length,
         context_lengths,
-        [Keys(k=key_cache, v=value_cache, index=block_tables, counts=context_lengths)],
+        [keys],
         scale=softmax_scale,
         window=sliding_window or None,
         sinks=sinks,
-        k_descale=key_scale if fp8 else None,
-        v_descale=value_scale if fp8 else None,
         splits=max_context_partition_num,
         out=output,
     )

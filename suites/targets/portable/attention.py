@@ -35,7 +35,8 @@ class Keys:
 
     ``k`` and ``v``: linear [slots, Hkv, D] (a page of one), or SHUFFLE 5D, V in 5D or 4D. ``index``: the page table
     [R, most pages], or the slots of all requests one after the other, those of request r from ``starts[r]`` on.
-    ``counts`` [R]: how many; ``firsts`` [R]: the position of the first.
+    ``counts`` [R]: how many; ``firsts`` [R]: the position of the first. ``k_descale`` and ``v_descale`` have one
+    element, or one a kv head.
     """
 
     k: Tensor
@@ -44,6 +45,8 @@ class Keys:
     counts: Tensor
     starts: Tensor | None = None
     firsts: Tensor | None = None
+    k_descale: Tensor | None = None
+    v_descale: Tensor | None = None
 
     @property
     def page_size(self) -> int:
@@ -78,16 +81,14 @@ def attention(
     window: int | None = None,
     sinks: Tensor | None = None,
     soft_cap: float | None = None,
-    k_descale: Tensor | None = None,
-    v_descale: Tensor | None = None,
     splits: int = 1,
     out: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Attention of ``q`` [Tq, Hq, D] over every part of the keys: out [Tq, Hq, D_v], lse float32 [Tq, Hq].
 
     The queries of request r are rows ``q_indptr[r]`` to ``q_indptr[r + 1]`` and its last positions among
-    ``contexts[r]``. ``window`` counts keys, the query's own included; ``sinks`` [Hq] are logits; ``k_descale`` and
-    ``v_descale`` have one element, or one a kv head. Each part is cut into ``splits``.
+    ``contexts[r]``. ``window`` counts keys, the query's own included; ``sinks`` [Hq] are logits. Each part is
+    cut into ``splits``.
     """
     heads, kv_heads, dim, dim_v = q.shape[1], parts[0].k.shape[1], q.shape[2], parts[0].v_dim
     longest = max((q_indptr[1:] - q_indptr[:-1]).tolist(), default=0)
@@ -115,8 +116,8 @@ def attention(
             part.counts,
             none if part.firsts is None else part.firsts,
             contexts,
-            _by_head(k_descale, kv_heads, q.device),
-            _by_head(v_descale, kv_heads, q.device),
+            _by_head(part.k_descale, kv_heads, q.device),
+            _by_head(part.v_descale, kv_heads, q.device),
             _values(format_, str(q.device)),
             tops,
             sums,

@@ -34,8 +34,10 @@ DECODE = replace(SHUFFLE_5D, prefix_in_pool=False, index_form=IndexForm.PAGE_TAB
 
 PRECISION = Precision(
     source="suites/targets/portable/kernels.py, attend and combine: float32 throughout, inputs and output apart",
+    kv_cast=None,
     qk_product=None,
     p_dtype=None,
+    sink_first=False,
     row_sum_of_rounded_p=False,
     tanh_error=2.0**-20,
     tile=BLOCK_N,
@@ -83,13 +85,20 @@ def decode(
         q,
         torch.arange(requests + 1, dtype=torch.int32, device=q.device) * queries,
         lengths,
-        [Keys(k=k_cache, v=v_cache, index=page_table, counts=lengths)],
+        [
+            Keys(
+                k=k_cache,
+                v=v_cache,
+                index=page_table,
+                counts=lengths,
+                k_descale=k_descale,
+                v_descale=v_descale,
+            )
+        ],
         scale=scale,
         window=window or None,
         sinks=sinks,
         soft_cap=soft_cap,
-        k_descale=k_descale,
-        v_descale=v_descale,
         splits=SPLITS,
     )
 
@@ -123,14 +132,12 @@ def extend(
         q,
         q_indptr,
         lengths,
-        [_in_a_row(k, v, lengths, kv_indptr[:-1])],
+        [replace(_in_a_row(k, v, lengths, kv_indptr[:-1]), k_descale=k_descale, v_descale=v_descale)],
         scale=scale,
         causal=causal,
         window=window or None,
         sinks=sinks,
         soft_cap=soft_cap,
-        k_descale=k_descale,
-        v_descale=v_descale,
     )
 
 
@@ -161,9 +168,17 @@ def extend_after_prefix(
     v_descale: Tensor | None,
     **_: None,
 ) -> Result:
-    """New tokens after a prefix in the pool: two parts of the keys, merged."""
+    """New tokens after a prefix in the pool: two parts of the keys, merged. Descales are the pool's."""
     before, new = kv_indptr[1:] - kv_indptr[:-1], q_indptr[1:] - q_indptr[:-1]
-    prefix = Keys(k=k_cache, v=v_cache, index=slots, starts=kv_indptr[:-1], counts=before)
+    prefix = Keys(
+        k=k_cache,
+        v=v_cache,
+        index=slots,
+        starts=kv_indptr[:-1],
+        counts=before,
+        k_descale=k_descale,
+        v_descale=v_descale,
+    )
     return attention(
         q,
         q_indptr,
@@ -174,8 +189,6 @@ def extend_after_prefix(
         window=window or None,
         sinks=sinks,
         soft_cap=soft_cap,
-        k_descale=k_descale,
-        v_descale=v_descale,
     )
 
 
