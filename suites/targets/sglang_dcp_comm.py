@@ -95,8 +95,9 @@ def _rank(merge: Any, out: Tensor, lse: Tensor, group: ranks.Group) -> Tensor:
 
 
 def _reduce_scatter(out: Tensor, lse: Tensor, group: ranks.Group) -> Any:
-    # [H, B, D]: the caller, forward_mla.py, turns it.
-    return _comm().cp_lse_ag_out_rs_mla(out, lse, group).transpose(0, 1)
+    merged = _comm().cp_lse_ag_out_rs_mla(out, lse, group)
+    # Of several ranks it is [H, B, D], which the caller, forward_mla.py, turns; one rank's comes back as it was.
+    return merged if group.world_size == 1 else merged.transpose(0, 1)
 
 
 def _all_reduce(out: Tensor, lse: Tensor, group: ranks.Group) -> Any:
