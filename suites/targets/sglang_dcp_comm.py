@@ -1,7 +1,8 @@
 """The merge paths of sglang's decode context parallel communication, each over all of its ranks.
 
 Every rank holds a partial attention output [B, H, D] and its log-sum-exps [B, H]; afterwards it has the merged output
-of its own share of the heads. The functions are sglang's; the group that they speak to is ours (``ranks``).
+of its own share of the heads. One rank merges nothing: it gets its input back, and is no case here. The functions are
+sglang's; the group that they speak to is ours (``ranks``).
 """
 
 from __future__ import annotations
@@ -16,7 +17,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fuzz.call import Unsupported
 from fuzz.engine.loader import KernelLoader
 from oracle import Convention, Precision, Supports, declare
 from oracle.kinds import Engine, LseBase
@@ -33,10 +33,12 @@ MERGES = Supports(
     head_dims=(64,),
     v_head_dims=(128, 512),
     num_kv_heads=(8, 12),
-    parts=(2, 1, 4, 8, 3, 5, 6, 7),
+    parts=(2, 4, 8, 3, 5, 6, 7),
     features=frozenset({"empty"}),
 )
 OVER_GLOO = replace(MERGES, parts=(2, 3, 4))
+CLEANS_UP = frozenset({"empty", "empty_nan"})
+"""cp_lse_ag_out_rs_mha replaces NaN in partial outputs; the other paths are given finite ones by their callers."""
 IN_FLOAT32 = Precision(source="comm.py: partial outputs are weighted and added up in float32")
 IN_OWN_DTYPE = {
     dtype: Precision(
@@ -78,8 +80,6 @@ def _shared_among(ranks_: int, x: Tensor) -> Tensor:
 def _merged(run: Callable[[list[ranks.Rank]], list[Tensor]], merge: Any, outs: Tensor, lses: Tensor) -> Tensor:
     """The whole output, put together from what each rank has of it: [T, H, D]."""
     count, rows, heads, dim = outs.shape
-    if count == 1 and not bool(lses.isfinite().all()):
-        raise Unsupported("one rank merges nothing: what an empty state holds is the attention kernel's affair")
     if rows == 0:
         return torch.empty(0, heads, dim, dtype=outs.dtype, device=outs.device)
     shared, shared_lses = _shared_among(count, outs), _shared_among(count, lses)
@@ -95,9 +95,8 @@ def _rank(merge: Any, out: Tensor, lse: Tensor, group: ranks.Group) -> Tensor:
 
 
 def _reduce_scatter(out: Tensor, lse: Tensor, group: ranks.Group) -> Any:
-    merged = _comm().cp_lse_ag_out_rs_mla(out, lse, group)
-    # Of several ranks it is [H, B, D], which the caller, forward_mla.py, turns; one rank's comes back as it was.
-    return merged if group.world_size == 1 else merged.transpose(0, 1)
+    # [H, B, D]: the caller, forward_mla.py, turns it.
+    return _comm().cp_lse_ag_out_rs_mla(out, lse, group).transpose(0, 1)
 
 
 def _all_reduce(out: Tensor, lse: Tensor, group: ranks.Group) -> Any:
@@ -137,7 +136,7 @@ def reduce_scatter_over_gloo(outs: Tensor, lses: Tensor) -> Tensor:
     name="sglang.dcp.comm.all_reduce",
     convention=NATURAL,
     precision=IN_OWN_DTYPE,
-    supports=MERGES,
+    supports=replace(MERGES, features=CLEANS_UP),
     unavailable=partial(_unavailable, "cp_lse_ag_out_rs_mha"),
 )
 def all_reduce(outs: Tensor, lses: Tensor) -> Tensor:
