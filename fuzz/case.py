@@ -85,13 +85,29 @@ class Sink(StrEnum):
 
 
 class Probe(StrEnum):
-    """The design of the input values."""
+    """The design of the input values: ``fuzz.probes`` says of each what it shows and what it needs."""
 
     NORMAL = "normal"
     BYTES = "bytes"
     """every bit pattern, NaN payloads included; for copies only"""
     CONSTANT_V = "constant_v"
-    """normal q and k, v = 1: the output shows the normalisation alone"""
+    NEEDLE_POISON = "needle_poison"
+    CODE = "code"
+    GATE = "gate"
+    DEEP_NEGATIVE = "deep_negative"
+    DEEP_NEGATIVE_UNCAPPED = "deep_negative_uncapped"
+    RAMP = "ramp"
+    VALUE_NEEDLE = "value_needle"
+    SIGNATURES = "signatures"
+    INTEGERS = "integers"
+    CANCELLING = "cancelling"
+    OUTLIERS = "outliers"
+    NEAR_TIES = "near_ties"
+    HUGE_SCALE = "huge_scale"
+    TINY_SCALE = "tiny_scale"
+    SINK_NEAR_LSE = "sink_near_lse"
+    UNEQUAL_DESCALES = "unequal_descales"
+    FP8_EDGES = "fp8_edges"
 
 
 class Prefix(StrEnum):
@@ -193,7 +209,7 @@ def _name(*allowed: str) -> Parser:
     return parse
 
 
-_DESCALES = (Granularity.NONE, Granularity.TENSOR, Granularity.HEAD)
+_DESCALES = (Granularity.NONE, Granularity.TENSOR, Granularity.HEAD, Granularity.TOKEN)
 """Granularities that tensors are built for so far."""
 
 _PARSERS: dict[str, Parser] = {
@@ -360,12 +376,17 @@ def _check_together(case: Case) -> None:
     _check_layout(case)
 
 
+_PROBES_FOR_OTHERS = (Probe.NORMAL, Probe.CONSTANT_V)
+_PROBES_FOR_COPIES = (*_PROBES_FOR_OTHERS, Probe.BYTES)
+
+
 def _check_dtypes(case: Case) -> None:
     copy = case.is_copy
     if (copy or case.operation is Operation.LSE_MERGE) and case.dtype != case.kv_dtype:
         raise _fail("dtype", case.dtype, f"kv_dtype, {case.kv_dtype}, for {case.operation}")
-    if not copy and case.probe is Probe.BYTES:
-        raise _fail("probe", case.probe, f"normal, constant_v for {case.operation}")
+    probes = _PROBES_FOR_COPIES if copy else () if case.is_attention else _PROBES_FOR_OTHERS
+    if (probes and case.probe not in probes) or (case.is_attention and case.probe is Probe.BYTES):
+        raise _fail("probe", case.probe, f"{', '.join(probes) or 'any other probe'} for {case.operation}")
     if case.is_attention or case.operation is Operation.LSE_MERGE:
         for name in ("dtype", "kv_dtype"):
             if getattr(case, name) == "uint8":

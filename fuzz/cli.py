@@ -82,26 +82,15 @@ def doctor(as_json: Json = False) -> None:
 def targets(as_json: Json = False, modules: Modules = None) -> None:
     """List every target, its engines here, or why it cannot run here."""
     from fuzz import registry
+    from fuzz.report.targets import lines, to_dict
 
     known = registry.load(modules or ())
     rows = {name: {engine: registry.why_not(d, engine) for engine in Engine} for name, d in known.items()}
     if as_json:
-        listed = {
-            name: {
-                "operation": d.operation,
-                "engines": rows[name],
-                "convention_source": d.convention.source,
-            }
-            for name, d in known.items()
-        }
-        _print_json({"schema": 1, "targets": listed})
+        _print_json({"schema": 1, "targets": {name: to_dict(d, rows[name]) for name, d in known.items()}})
         return
     for name, declaration in known.items():
-        works = [engine.value for engine, reason in rows[name].items() if reason is None]
-        print(f"{name}  {declaration.operation}  {', '.join(works) or 'cannot run here'}")
-        for engine, reason in rows[name].items():
-            if reason is not None:
-                print(f"    {reason}" if reason.startswith(engine) else f"    {engine}: {reason}")
+        print("\n".join(lines(declaration, rows[name])))
 
 
 @app.command()
@@ -208,6 +197,7 @@ def compile_kernels(
     arch: Annotated[str, typer.Option(metavar="A,B", help="GPUs to compile for.")] = "gfx942,gfx950,sm_90",
     seed: Seed = 0,
     jobs: Jobs = None,
+    no_ledger: Annotated[bool, typer.Option("--no-ledger", help="Report known defects as new.")] = False,
     modules: Modules = None,
     as_json: Json = False,
 ) -> None:
@@ -221,6 +211,7 @@ def compile_kernels(
         seed=seed,
         jobs=jobs,
         modules=tuple(modules or ()),
+        use_ledger=not no_ledger,
         as_json=as_json,
     )
 

@@ -20,10 +20,13 @@ from fuzz.campaign.pool import Pool
 from fuzz.campaign.reply import Reply
 from fuzz.campaign.server import Server
 from fuzz.campaign.worker import Job
-from fuzz.commands import Exit, Stop, default_jobs, runnable
+from fuzz.case import Case
+from fuzz.check.result import Check
+from fuzz.commands import Exit, Stop, built_in_ledger, default_jobs, runnable
 from fuzz.engine.compile_gate import Arch, ArchError, Compilation, Outcome, Request, compile_all, parse_arch
 from fuzz.engine.compile_gate.gate import as_dict
 from fuzz.engine.compile_gate.wire import from_dict
+from fuzz.ledger import Defect, Versions
 from fuzz.plan import Plan
 from fuzz.space import Space
 from fuzz.versions import versions
@@ -36,6 +39,14 @@ _RECORD_TIMEOUT_S = 120.0
 _RECORD = "fuzz.engine.compile_gate.jobs"
 
 
+@dataclass(frozen=True)
+class Judged:
+    """One compilation of a target's. ``known``: the ledger entry that explains its failure, or None."""
+
+    compilation: Compilation
+    known: str | None = None
+
+
 @dataclass
 class TargetReport:
     """One target: its cases, the specialisations that they use on each architecture, and what became of those."""
@@ -43,8 +54,10 @@ class TargetReport:
     declaration: Declaration
     cases: int = 0
     requests: dict[Arch, dict[str, Request]] = field(default_factory=dict)
+    users: dict[str, list[Case]] = field(default_factory=dict)
+    """The cases that use each specialisation."""
     skipped: Counter[str] = field(default_factory=Counter)
-    compilations: list[Compilation] = field(default_factory=list)
+    judged: list[Judged] = field(default_factory=list)
 
     def declares(self, arch: Arch) -> bool:
         """Whether the target claims to run on an architecture: a failure for another one is no finding."""
@@ -57,9 +70,14 @@ class TargetReport:
         return len({key for requests in self.requests.values() for key in requests})
 
     @property
-    def findings(self) -> list[Compilation]:
+    def failures(self) -> list[Judged]:
         """Failures for architectures that the target declares."""
-        return [c for c in self.compilations if c.outcome is Outcome.FAILS and self.declares(c.arch)]
+        return [j for j in self.judged if j.compilation.outcome is Outcome.FAILS and self.declares(j.compilation.arch)]
+
+    @property
+    def findings(self) -> list[Judged]:
+        """Those that the ledger does not explain."""
+        return [j for j in self.failures if j.known is None]
 
 
 @dataclass(frozen=True)
@@ -71,6 +89,13 @@ class Settings:
     seed: int = 0
     jobs: int = 1
     modules: tuple[str, ...] = ()
+    ledger: tuple[Defect, ...] = ()
+    versions: Versions = field(default_factory=dict)
+
+    def explains(self, target: str, arch: Arch, users: Sequence[Case]) -> str | None:
+        """The ledger entry that knows why a specialisation fails: it explains a crash of every case that uses it."""
+        entries = (d for d in self.ledger if d.applies(arch.engine, self.versions))
+        return next((d.id for d in entries if all(d.matches(target, Check.CRASH, None, c) for c in users)), None)
 
 
 def parse_archs(text: str) -> tuple[Arch, ...]:
@@ -89,14 +114,23 @@ def run_compile(
     seed: int,
     jobs: int | None,
     modules: tuple[str, ...],
+    use_ledger: bool,
     as_json: bool,
 ) -> None:
-    """Compile what the targets' cases use; print the result. Ends with ``Stop`` unless all is clean."""
+    """Compile what the targets' cases use; print the result. Ends with ``Stop`` unless all is clean or known."""
     chosen = parse_archs(archs)
     declarations = registry.select(registry.load(modules), patterns)
     if importlib.util.find_spec("triton") is None:
         raise Stop(Exit.NOTHING, "triton is not installed: pip install attn-oracle[triton]")
-    settings = Settings(chosen, cases, seed, jobs or default_jobs(Engine.EMULATOR), modules)
+    settings = Settings(
+        archs=chosen,
+        cases=cases,
+        seed=seed,
+        jobs=jobs or default_jobs(Engine.EMULATOR),
+        modules=modules,
+        ledger=built_in_ledger() if use_ledger else (),
+        versions=versions(),
+    )
     able, unable = judged_here(declarations)
     reports = [TargetReport(d) for d in able]
     errors = list(record_all(reports, settings))
@@ -110,7 +144,11 @@ def run_compile(
 
 def judged_here(declarations: Sequence[Declaration]) -> tuple[list[Declaration], dict[str, str]]:
     """Targets that the installed Triton may judge, and why it may not judge each of the others."""
-    needs = {d.name: f"needs {c}" for d in declarations if (c := d.supports.compiler) is not None}
+    needs = {
+        d.name: f"its compiler is {c}, and another's verdict on it would be false"
+        for d in declarations
+        if (c := d.supports.compiler) is not None
+    }
     able, unable = runnable([d for d in declarations if d.name not in needs], Engine.EMULATOR)
     return able, needs | unable
 
@@ -121,7 +159,7 @@ def record_all(reports: Sequence[TargetReport], settings: Settings) -> Iterator[
     Yields failures of our own code.
     """
     plans = {r.declaration.name: Plan(Space(r.declaration, _BUDGET, False), settings.seed) for r in reports}
-    drawn = {name: [case.to_dict() for case in islice(plan, settings.cases)] for name, plan in plans.items()}
+    drawn = {name: list(islice(plan, settings.cases)) for name, plan in plans.items()}
     total = settings.cases * len(reports) * len(settings.archs)
     with Server() as server, _progress("cases", total) as step:
         for arch in settings.archs:
@@ -130,16 +168,16 @@ def record_all(reports: Sequence[TargetReport], settings: Settings) -> Iterator[
             with Pool(job, settings.jobs, server) as pool:
                 for report in reports:
                     name = report.declaration.name
-                    asked = ({"target": name, "case": case} for case in drawn[name])
-                    for _, reply in pool.map(asked, _RECORD_TIMEOUT_S):
+                    asked = ({"target": name, "case": case.to_dict()} for case in drawn[name])
+                    for index, reply in pool.map(asked, _RECORD_TIMEOUT_S):
                         step(name)
                         if reply.harness:
                             yield f"{name}, phase {reply.phase}: {reply.detail}"
                         else:
-                            _note(report, arch, reply)
+                            _note(report, arch, drawn[name][index], reply)
 
 
-def _note(report: TargetReport, arch: Arch, reply: Reply) -> None:
+def _note(report: TargetReport, arch: Arch, case: Case, reply: Reply) -> None:
     report.cases += 1
     requests = report.requests.setdefault(arch, {})
     if not reply.ok or reply.value is None:
@@ -149,8 +187,9 @@ def _note(report: TargetReport, arch: Arch, reply: Reply) -> None:
     if reply.value["stopped"]:
         report.skipped[f"recorded in part: {reply.value['stopped']}"] += 1
     for plain in reply.value["specialisations"]:
-        adapter = report.declaration.function.__module__
-        requests.setdefault(json.dumps(plain), Request(adapter, from_dict(plain)))
+        adapter, key = report.declaration.function.__module__, json.dumps(plain)
+        requests.setdefault(key, Request(adapter, from_dict(plain)))
+        report.users.setdefault(key, []).append(case)
 
 
 def compile_reports(reports: Sequence[TargetReport], settings: Settings) -> None:
@@ -169,7 +208,14 @@ def compile_reports(reports: Sequence[TargetReport], settings: Settings) -> None
                 step(arch.name)
                 done[key] = compilation
             for report in reports:
-                report.compilations += [done[key] for key in report.requests.get(arch, {})]
+                report.judged += [_judged(report, key, done[key], settings) for key in report.requests.get(arch, {})]
+
+
+def _judged(report: TargetReport, key: str, compilation: Compilation, settings: Settings) -> Judged:
+    if compilation.outcome is not Outcome.FAILS:
+        return Judged(compilation)
+    name = report.declaration.name
+    return Judged(compilation, settings.explains(name, compilation.arch, report.users[key]))
 
 
 @contextmanager
@@ -193,7 +239,7 @@ def finish(reports: Iterable[TargetReport], errors: Sequence[str]) -> None:
         raise Stop(Exit.HARNESS, errors[0])
     if any(report.findings for report in reports):
         raise Stop(Exit.FINDINGS)
-    if all(c.outcome is Outcome.NOT_JUDGED for report in reports for c in report.compilations):
+    if all(j.compilation.outcome is Outcome.NOT_JUDGED for report in reports for j in report.judged):
         raise Stop(Exit.NOTHING, "nothing asked for could be compiled here")
 
 
@@ -215,19 +261,27 @@ def lines(reports: Sequence[TargetReport], unable: dict[str, str], settings: Set
 
 
 def _arch_lines(report: TargetReport, arch: Arch) -> Iterator[str]:
-    own = [c for c in report.compilations if c.arch == arch]
+    own = [j.compilation for j in report.judged if j.compilation.arch == arch]
     if not own:
         return
     counts = Counter(c.outcome for c in own)
     shown = ", ".join(f"{counts[outcome]} {_verb(outcome, counts[outcome])}" for outcome in Outcome if counts[outcome])
     yield f"    {arch.name}: {shown}{_needs(own)}"
-    told: Counter[tuple[Outcome, str]] = Counter()
-    for compilation in own:
-        if compilation.outcome is not Outcome.COMPILES:
-            told[compilation.outcome, _place(compilation)] += 1
-    for (outcome, place), count in told.items():
-        word = "NOT JUDGED" if outcome is Outcome.NOT_JUDGED else "FAIL" if report.declares(arch) else "not declared"
+    told: Counter[tuple[str, str]] = Counter()
+    for judged in (j for j in report.judged if j.compilation.arch == arch):
+        if judged.compilation.outcome is not Outcome.COMPILES:
+            told[_word(report, judged), _place(judged.compilation)] += 1
+    for (word, place), count in told.items():
         yield f"        {word} {place}{f' ({count} specialisations)' if count > 1 else ''}"
+
+
+def _word(report: TargetReport, judged: Judged) -> str:
+    """What a compilation that did not succeed is called."""
+    if judged.compilation.outcome is Outcome.NOT_JUDGED:
+        return "NOT JUDGED"
+    if not report.declares(judged.compilation.arch):
+        return "not declared"
+    return "FAIL" if judged.known is None else f"known defect {judged.known}:"
 
 
 def _verb(outcome: Outcome, count: int) -> str:
@@ -267,8 +321,8 @@ def to_dict(
             "specialisations": report.specialisations,
             "skipped": dict(report.skipped),
             "declares": archs,
-            "compilations": [as_dict(c) for c in report.compilations],
-            "findings": [as_dict(c) for c in report.findings],
+            "compilations": [as_dict(j.compilation) for j in report.judged],
+            "findings": [{**as_dict(j.compilation), "known": j.known} for j in report.failures],
         }
     for name, reason in unable.items():
         targets[name] = {"cases": 0, "specialisations": 0, "skipped": {reason: 1}, "compilations": [], "findings": []}

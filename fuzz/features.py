@@ -26,6 +26,7 @@ LENGTHS: dict[str, Callable[[Case], int | None]] = {
     "partition-1": lambda case: PARTITION - 1,
     "partition": lambda case: PARTITION,
     "partition+1": lambda case: PARTITION + 1,
+    "partitions": lambda case: 3 * PARTITION,
     "window-1": lambda case: None if case.window is None else case.window - 1,
     "window": lambda case: case.window,
     "window+1": lambda case: None if case.window is None else case.window + 1,
@@ -76,11 +77,27 @@ def shared_labels(case: Case) -> set[Feature]:
         ("causal", "yes" if case.causal else "no"),
         ("window", _window_label(case)),
         ("sinks", case.sinks.value),
-        ("soft_cap", "off" if case.soft_cap is None else "on"),
+        ("soft_cap", _cap_label(case.soft_cap)),
         ("scale", "default" if case.scale is None else "small" if abs(case.scale) < 0.1 else "large"),
     }
+    if case.window is not None:
+        # Never drawn for themselves: they keep ledger entries about windows narrow.
+        queries = max(case.query_lens, default=0)
+        found.add(("window_keys", "within_queries" if case.window <= queries else "above_queries"))
+        cut = {length + queries > case.window for length in case.context_lens}
+        found |= {("contexts", "beyond_window" if beyond else "within_window") for beyond in cut}
     ranks = {"first": 0, "middle": case.parts // 2, "last": case.parts - 1}
     return found | {("rank", name) for name, rank in ranks.items() if rank == case.rank}
+
+
+SATURATED_CAP = 0.1
+"""A soft cap of less is far below any logit: every one comes out as the cap itself."""
+
+
+def _cap_label(cap: float | None) -> str:
+    if cap is None:
+        return "off"
+    return "saturated" if cap < SATURATED_CAP else "on"
 
 
 def _window_label(case: Case) -> str:

@@ -1,7 +1,7 @@
 """Known defects: what fails, where, since when, and the case that shows it.
 
 A failure is known if an entry names its target and check, applies to the engine and the installed versions,
-and asks for no feature that the failing case lacks. An entry whose own case passes is stale.
+and asks for no feature that the failing case lacks. An entry whose own case passes on one of its targets is stale.
 """
 
 from __future__ import annotations
@@ -34,13 +34,13 @@ class LedgerError(Expected, ValueError):
 class Defect:
     """One entry.
 
-    ``checks`` lists every check by which the defect shows (an engine may crash where another reports an
-    address); ``diagnosis`` is a class, None matches any; ``features`` maps a feature to the labels that
-    trigger it; ``upstream`` is a public reference or "unreported".
+    Each of ``targets`` shows the defect by the entry's case. ``checks`` lists every check by which the defect
+    shows (an engine may crash where another reports an address); ``diagnosis`` is a class, None matches any;
+    ``features`` maps a feature to the labels that trigger it; ``upstream`` is a public reference or "unreported".
     """
 
     id: str
-    target: str
+    targets: tuple[str, ...]
     summary: str
     checks: tuple[Check, ...]
     diagnosis: str | None
@@ -63,7 +63,7 @@ class Defect:
         """Whether a failure is this defect."""
         shown = labels(case)
         return (
-            target == self.target
+            target in self.targets
             and check in self.checks
             and self.diagnosis in (None, diagnosis)
             and all(any((name, label) in shown for label in allowed) for name, allowed in self.features.items())
@@ -107,6 +107,14 @@ def _texts(value: Any) -> tuple[str, ...]:
     return tuple(_text(v) for v in value)
 
 
+def _targets(value: Any) -> tuple[str, ...]:
+    """A target's name, or several."""
+    try:
+        return _texts([value] if isinstance(value, str) else value)
+    except ValueError:
+        raise ValueError("a target's name, or a list of them") from None
+
+
 def _checks(value: Any) -> tuple[Check, ...]:
     try:
         return tuple(Check(v) for v in _texts(value))
@@ -138,7 +146,7 @@ def _packages(value: Any) -> dict[str, SpecifierSet]:
 
 _FIELDS: dict[str, Callable[[Any], Any]] = {
     "id": _text,
-    "target": _text,
+    "target": _targets,
     "summary": _text,
     "checks": _checks,
     "features": _features,
@@ -173,4 +181,4 @@ def _defect(path: Path, index: int, entry: Any) -> Defect:
         case = load_case(path.parent / parsed.pop("case"))
     except CaseError as error:
         raise LedgerError(f"{where}: case: {error}") from None
-    return Defect(case=case, diagnosis=diagnosis, **parsed)
+    return Defect(case=case, diagnosis=diagnosis, targets=parsed.pop("target"), **parsed)

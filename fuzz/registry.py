@@ -172,8 +172,8 @@ def _not_handled(declaration: Declaration) -> str | None:
         return "sink units scaled are not handled yet"
     if convention.sink_dtype != "fp32":
         return f"sink_dtype {convention.sink_dtype} is not handled yet"
-    handled = (Granularity.NONE, Granularity.TENSOR, Granularity.HEAD)
+    handled = (Granularity.NONE, Granularity.TENSOR, Granularity.HEAD, Granularity.TOKEN)
     descales = convention.descales
     if descales.q is not Granularity.NONE or descales.k not in handled or descales.v not in handled:
-        return "descales of q, or finer than a head, are not handled yet"
+        return "descales of q, of a request or of a page are not handled yet"
     return None

@@ -8,13 +8,14 @@ that nobody drew: minimised, mutated or written by hand.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import combinations
 from typing import Protocol, TypeVar
 
 from fuzz.case import MAX_TOKENS, Case, Placement, Pool, Prefix, Probe, Sink, Skip, SlotMap, States
 from fuzz.features import LENGTHS, PARTITION, Feature, labels
+from fuzz.probes import DESIGNS, unfit
 from oracle.convention import Granularity, SinkUnits, WindowMeaning
 from oracle.declare import Declaration
 from oracle.kinds import Operation
@@ -42,9 +43,14 @@ def _words(values: Sequence[object]) -> tuple[str, ...]:
     return tuple(str(value) for value in values)
 
 
-def _granularities(finest: Granularity) -> tuple[str, ...]:
-    coarser = (Granularity.NONE, Granularity.TENSOR, Granularity.HEAD)
-    return coarser[: coarser.index(finest) + 1]
+_GRANULARITIES = {
+    Granularity.NONE: (Granularity.NONE,),
+    Granularity.TENSOR: (Granularity.NONE, Granularity.TENSOR),
+    Granularity.HEAD: (Granularity.NONE, Granularity.TENSOR, Granularity.HEAD),
+    # A kernel that takes a factor for each token of each head takes none for a head alone.
+    Granularity.TOKEN: (Granularity.NONE, Granularity.TENSOR, Granularity.TOKEN),
+}
+"""Granularities that are drawn for a target, by the finest that it takes."""
 
 
 @dataclass(frozen=True)
@@ -73,6 +79,9 @@ class Space:
             in_pool = operation is Operation.PAGED_DECODE or self.declaration.convention.prefix_in_pool
             own = self._attention() | (self._pool() if in_pool else {})
         dimensions = self._common() | own
+        if "probe" not in dimensions:
+            # First, since what a probe needs decides what else may be drawn.
+            dimensions = {"probe": _probes(dimensions)} | dimensions
         object.__setattr__(self, "dimensions", {name: labels for name, labels in dimensions.items() if labels})
 
     def _common(self) -> dict[str, tuple[str, ...]]:
@@ -82,6 +91,9 @@ class Space:
         if self.declaration.operation is Operation.LSE_MERGE:
             # Rows to merge know no partition of keys.
             lengths = [n for n in lengths if not n.startswith("partition")]
+        if self.declaration.operation is not Operation.PAGED_DECODE:
+            # So many keys are for kernels that split them.
+            lengths = [n for n in lengths if n != "partitions"]
         if self.declaration.operation is Operation.PAGED_DECODE and "empty" not in features:
             lengths.remove("zero")
         return {
@@ -149,11 +161,10 @@ class Space:
             "causal": ("yes", "no") if "non_causal" in features else ("yes",),
             "window": windows[:1] if limited else windows,
             "sinks": tuple(Sink) if sinks else (Sink.NONE,),
-            "soft_cap": ("off", "on") if convention.soft_cap and "soft_cap" in features else ("off",),
+            "soft_cap": ("off", "on", "saturated") if convention.soft_cap and "soft_cap" in features else ("off",),
             "scale": ("default", "small", "large") if "custom_scale" in features else ("default",),
-            "k_descale": _granularities(convention.descales.k),
-            "v_descale": _granularities(convention.descales.v),
-            "probe": (Probe.NORMAL, Probe.CONSTANT_V),
+            "k_descale": _GRANULARITIES[convention.descales.k],
+            "v_descale": _GRANULARITIES[convention.descales.v],
         }
 
     def _queries(self) -> tuple[str, ...]:
@@ -172,9 +183,21 @@ class Space:
 
     def draw(self, chooser: Chooser) -> Case:
         """A case inside the declared capabilities."""
-        picked = {name: chooser.choose(name, labels) for name, labels in self.dimensions.items() if name != "length"}
+        picked: dict[str, str] = {}
+        for name in self.dimensions:
+            if name != "length":
+                picked[name] = chooser.choose(name, self._options(name, picked.get("probe", Probe.NORMAL)))
         case = self._blank(picked, chooser)
-        return self._with_lengths(case, picked, chooser)
+        case = self._with_lengths(case, picked, chooser)
+        return case if unfit(case) is None else replace(case, probe=Probe.NORMAL)
+
+    def _options(self, name: str, probe: str) -> Sequence[str]:
+        """What may be drawn beside ``probe``. A target that attends gets the first probe, normal, half of the time."""
+        declared = self.dimensions[name]
+        if name == "probe" and declared[0] in DESIGNS and Probe.BYTES not in declared:
+            return (*declared[:1] * (len(declared) - 2), *declared)
+        allowed = _PROBE_NEEDS.get(probe, {}).get(name, declared)
+        return [label for label in declared if label in allowed]
 
     def _blank(self, picked: dict[str, str], chooser: Chooser) -> Case:
         declaration, convention = self.declaration, self.declaration.convention
@@ -183,6 +206,10 @@ class Space:
         parts = int(picked.get("parts", 1))
         ranks = {"first": 0, "middle": parts // 2, "last": parts - 1}
         prefix = declaration.operation is Operation.VARLEN_EXTEND and convention.prefix_in_pool
+        k_descale = Granularity(picked.get("k_descale", Granularity.NONE))
+        v_descale = Granularity(picked.get("v_descale", Granularity.NONE))
+        if convention.descales.fp8_only:
+            k_descale = v_descale = _of_fp8(picked["kv_dtype"], k_descale, v_descale)
         return Case(
             operation=declaration.operation,
             seed=chooser.integer("seed", 0, (1 << 31) - 1),
@@ -204,11 +231,11 @@ class Space:
             causal=picked.get("causal", "yes") == "yes",
             window=_window(picked.get("window", "off"), page_size, chooser),
             sinks=Sink(picked.get("sinks", Sink.NONE)),
-            soft_cap=None if picked.get("soft_cap", "off") == "off" else 5.0,
+            soft_cap={"off": None, "on": 5.0, "saturated": 0.01}[picked.get("soft_cap", "off")],
             scale={"default": None, "small": 0.02, "large": 0.5}[picked.get("scale", "default")],
             q_descale=Granularity.NONE,
-            k_descale=Granularity(picked.get("k_descale", Granularity.NONE)),
-            v_descale=Granularity(picked.get("v_descale", Granularity.NONE)),
+            k_descale=k_descale,
+            v_descale=v_descale,
             index_form=convention.index_form,
             prefix=Prefix.POOL if prefix else Prefix.INLINE,
             skip=Skip(picked.get("skip", Skip.NONE)),
@@ -289,9 +316,46 @@ class Space:
             return "a request has at least one key"
         if names.get("window") == "page" and names.get("page_size") == "1":
             return "a window of one page of one key has the label one"
+        if self.declaration.convention.descales.fp8_only and (reason := unpaired(names)):
+            return reason
         if names.get("length", "").startswith("window") and names.get("window") in ("off", "beyond"):
             return "there is no window to be at the edge of"
+        probe = names.get("probe")
+        for name, label in names.items():
+            if probe in _PROBE_NEEDS and label not in _PROBE_NEEDS[probe].get(name, (label,)):
+                return f"the probe {probe} needs {name} {' or '.join(_PROBE_NEEDS[probe][name])}"
         return None
+
+
+def _of_fp8(kv_dtype: str, k: Granularity, v: Granularity) -> Granularity:
+    """The granularity of both descales where they come with an fp8 cache only."""
+    if kv_dtype == "same":
+        return Granularity.NONE
+    return next((own for own in (k, v) if own is not Granularity.NONE), Granularity.TENSOR)
+
+
+def unpaired(names: dict[str, str]) -> str | None:
+    """Why these descales, of some of kv_dtype, k_descale and v_descale, do not come together, or None."""
+    given = {name: names[name] for name in ("k_descale", "v_descale") if name in names}
+    if len(set(given.values())) > 1:
+        return "descales of keys and values have one granularity"
+    bare = names.get("kv_dtype") == "same"
+    if "kv_dtype" in names and any((value == Granularity.NONE) is not bare for value in given.values()):
+        return "descales come with an fp8 cache, and with no other"
+    return None
+
+
+_PROBE_NEEDS: dict[str, Mapping[str, tuple[str, ...]]] = {probe.value: d.needs for probe, d in DESIGNS.items()}
+
+
+def _probes(dimensions: Mapping[str, tuple[str, ...]]) -> tuple[str, ...]:
+    """The designs whose needs the other dimensions can meet."""
+
+    def possible(probe: Probe) -> bool:
+        needs = DESIGNS[probe].needs.items()
+        return all(any(label in dimensions[name] for label in allowed) for name, allowed in needs)
+
+    return tuple(probe for probe in DESIGNS if possible(probe))
 
 
 def _window(label: str, page_size: int, chooser: Chooser) -> int | None:

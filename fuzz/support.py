@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from fuzz.case import Case, Pool, Prefix
 from fuzz.features import labels
-from fuzz.space import Space
+from fuzz.probes import unfit
+from fuzz.space import Space, unpaired
 from oracle.declare import Declaration
 from oracle.kinds import KVLayout, Operation
 
@@ -28,4 +29,7 @@ def unsupported(declaration: Declaration, case: Case) -> str | None:
     for name, label in sorted(labels(case)):
         if name in dimensions and name != "length" and label not in dimensions[name]:
             return f"{name} {label} is not declared; declared: {', '.join(dimensions[name])}"
-    return None
+    if convention.descales.fp8_only and case.is_attention:
+        own = {name: label for name, label in labels(case) if name in ("kv_dtype", "k_descale", "v_descale")}
+        return unpaired(own) or unfit(case)
+    return unfit(case)

@@ -134,6 +134,8 @@ class Descales:
     q: Granularity = Granularity.NONE
     k: Granularity = Granularity.NONE
     v: Granularity = Granularity.NONE
+    fp8_only: bool = False
+    """Keys and values have factors if, and only if, they are stored in fp8, both of one granularity."""
 
 
 @dataclass(frozen=True, kw_only=True)

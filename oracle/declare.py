@@ -195,7 +195,7 @@ class Declaration:
     function: Callable[..., Any] = field(repr=False)
     convention: Convention
     precision: Precision | Mapping[str, Precision] | None
-    """One arithmetic, or one by the dtype of the inputs; None: nothing is claimed."""
+    """One arithmetic, or one by dtype, as ``precision_for`` looks it up; None: nothing is claimed."""
     supports: Supports
     engines: tuple[Engine, ...]
     unavailable: Callable[[Engine], str | None] = field(repr=False)
@@ -204,10 +204,13 @@ class Declaration:
     reset: Callable[[], None] | None = field(default=None, repr=False)
     """forgets what the target keeps between calls; called before each case."""
 
-    def precision_for(self, dtype: str) -> Precision:
-        """The arithmetic allowed for inputs of ``dtype``; the loosest honest one where none is declared."""
+    def precision_for(self, dtype: str, kv_dtype: str | None = None) -> Precision:
+        """The arithmetic allowed for a query of ``dtype`` and keys stored as ``kv_dtype`` (None: as the query).
+
+        Of a mapping: the entry of ``kv_dtype``, else that of ``dtype``. The loosest honest one where none is declared.
+        """
         if isinstance(self.precision, Mapping):
-            return self.precision.get(dtype, Precision())
+            return self.precision.get(kv_dtype or dtype, self.precision.get(dtype, Precision()))
         return self.precision or Precision()
 
 

@@ -61,6 +61,19 @@ class MatrixUnit:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Citation:
+    """A version of a file that a precision was read from.
+
+    ``file`` begins with its package's name; ``lines`` such as ``96-259, 667-738``; ``sha256`` of the whole file, so
+    that a change of the source is noticed.
+    """
+
+    file: str
+    lines: str
+    sha256: str
+
+
+@dataclass(frozen=True, kw_only=True)
 class Precision:
     """What a target may round, as bounds. A default is the loosest honest assumption.
 
@@ -69,14 +82,17 @@ class Precision:
     """
 
     source: str = "default"
-    source_hash: str | None = None
-    """SHA-256 of the cited source file, so that a change of the source is noticed."""
+    """The functions that it was read from, and what they round."""
+    cited: tuple[Citation, ...] = ()
+    """Where they are: one file for each version that was read."""
 
     out_rounding: Rounding = Rounding.NEAREST_EVEN
     lse_dtype: str = "fp32"
 
     q_cast: str | None = None
     """dtype that the query is cast to inside the target."""
+    kv_cast: str | None = "input"
+    """dtype that keys and values are cast to once their descales are multiplied in; None: used as stored."""
     qk: MatrixUnit = MatrixUnit()
     qk_product: str | None = "input"
     """dtype that each elementwise product q*k is rounded to before the sum; None: it is not."""
@@ -93,6 +109,8 @@ class Precision:
     """dtype that softmax weights are cast to for the second product; None: float32."""
     p_scale: float = 1.0
     p_rounding: Rounding = Rounding.NEAREST_EVEN
+    p_normalised: bool = False
+    """True: weights are divided by their sum before the cast, as in eager implementations; then none is exactly 1."""
     row_sum_of_rounded_p: bool | None = None
     """True: the denominator adds rounded weights; None: unknown."""
     pv: MatrixUnit = MatrixUnit()
@@ -115,6 +133,15 @@ class Precision:
         if self.p_scale <= 0:
             raise ValueError(f"precision.p_scale: {self.p_scale}; above 0")
 
+    def loosest(self) -> tuple[str, ...]:
+        """Names of the fields that are left at a loose assumption; the defaults of the others assume nothing."""
+        return tuple(name for name in _LOOSE if getattr(self, name) == getattr(Precision, name))
+
+
+_LOOSE = (
+    *("kv_cast", "qk", "qk_product", "scale_error", "tanh_error", "exp_error", "exp_argument_roundings", "log_error"),
+    *("p_dtype", "row_sum_of_rounded_p", "pv", "tile", "key_order", "rank_ownership", "flush_subnormals"),
+)
 
 EXACT_COPY = Precision(source="a copy: bits are preserved")
 """For operations that move data and compute nothing on it."""

@@ -15,8 +15,6 @@ from fuzz.bench.report import NAMES, BenchReport, Figure, NotMeasured, UnknownFi
 from oracle.kinds import Engine
 
 NOT_YET = {
-    names.PROBABLE: "there is no probable budget yet",
-    names.PROBABLE_CUDA: "there is no probable budget yet",
     names.TIGHTNESS: "comes with the probable budget and its emulated kernels",
     names.DETECTED: "comes with the probable budget and its emulated faults",
     names.FUZZ_CPU: "the naive loop to compare with is not written yet",
@@ -76,6 +74,7 @@ def measure(name: str, engine: Engine) -> Figure:
 _ON_CPU: dict[str, Measure] = {
     names.ORACLE_CPU: oracle.cpu_vs_sdpa,
     names.WORST_CASE: partial(budget.worst_case_cost, "cpu"),
+    names.PROBABLE: partial(budget.probable_cost, "cpu"),
     names.INTERPRETER: emulator.vs_interpreter,
     names.BATCHED: emulator.batched_vs_serial,
     names.PLUGIN: plugin.import_ms,
@@ -85,4 +84,5 @@ _ON_GPU: dict[str, Measure] = {
     names.ORACLE_MATMUL: oracle.cuda_vs_matmul,
     names.ORACLE_MEMORY: oracle.cuda_memory_vs_sdpa,
     names.WORST_CASE_CUDA: partial(budget.worst_case_cost, "cuda"),
+    names.PROBABLE_CUDA: partial(budget.probable_cost, "cuda"),
 }

@@ -23,9 +23,9 @@ from fuzz.check.execute import Execution
 from fuzz.check.memory import IN_PLACE
 from fuzz.instance import build
 from oracle.bits import bits
+from oracle.budget import Bounds, worst_case
 from oracle.budget.formats import FORMAT_OF_DTYPE
 from oracle.budget.merge import merge_bounds
-from oracle.budget.worst_case import Bounds, worst_case
 from oracle.convention import LseLayout
 from oracle.declare import Declaration
 from oracle.kinds import LseBase, Operation
@@ -100,7 +100,7 @@ def compare(declaration: Declaration, case: Case, a: Mapping[str, Tensor], b: Ma
 
 def _bounds(declaration: Declaration, case: Case) -> Bounds:
     """Worst-case bounds of the outputs, the log-sum-exp's in the target's own base."""
-    convention, precision = declaration.convention, declaration.precision_for(case.dtype)
+    convention, precision = declaration.convention, declaration.precision_for(case.dtype, case.kv_dtype)
     instance = build(case, Poison.POSITIVE)
     if instance.problem is None:
         outs, lses = (instance.buffers[name].view.double() for name in ("outs", "lses"))

@@ -10,15 +10,17 @@ from fuzz.buffers import DTYPES
 from fuzz.check.execute import Execution
 from fuzz.check.result import CaseResult, Check, CheckResult
 from oracle.attention import Solution, lse_with_sink, solve
-from oracle.budget.judge import Tally, judge
+from oracle.budget import Bounds, Budgets, Tally, budgets, confidence_for, judge
 from oracle.budget.merge import merge_bounds
-from oracle.budget.worst_case import Bounds, worst_case
 from oracle.convention import Convention, EmptyLse, EmptyOut, LseLayout
 from oracle.declare import Declaration
 from oracle.kinds import LseBase
 from oracle.merge import merge_states
 from oracle.precision import Precision
 from oracle.verdict import Verdict
+
+CONFIDENCE = confidence_for(elements=10**9, risk=1e-3)
+"""Of the probable budget. A campaign judges fewer elements than these, so that one in a thousand has a suspect."""
 
 NAMES = {dtype: name for name, dtype in DTYPES.items()}
 
@@ -34,11 +36,18 @@ def attention_values(declaration: Declaration, run: Execution) -> CaseResult:
     problem, case = run.instance.problem, run.instance.case
     if problem is None:
         raise TypeError(f"{case.operation} poses no attention problem")
-    convention, precision = declaration.convention, declaration.precision_for(case.dtype)
+    convention, precision = declaration.convention, declaration.precision_for(case.dtype, case.kv_dtype)
     solution = solve(problem)
     if convention.lse_includes_sink and problem.sinks is not None:
         solution = type(solution)(solution.out, lse_with_sink(solution.lse, problem.sinks))
-    bounds = worst_case(problem, precision, input_dtype=case.dtype, lse_includes_sink=convention.lse_includes_sink)
+    bounds = budgets(
+        problem,
+        precision,
+        input_dtype=case.dtype,
+        lse_includes_sink=convention.lse_includes_sink,
+        confidence=CONFIDENCE,
+        solution=solution,
+    )
     return _judged(run, solution, bounds, convention, precision, convention.lse_base)
 
 
@@ -53,7 +62,12 @@ def merge_values(declaration: Declaration, run: Execution) -> CaseResult:
 
 
 def _judged(
-    run: Execution, solution: Solution, bounds: Bounds, convention: Convention, precision: Precision, base: LseBase
+    run: Execution,
+    solution: Solution,
+    bounds: Bounds | Budgets,
+    convention: Convention,
+    precision: Precision,
+    base: LseBase,
 ) -> CaseResult:
     out, lse = run.outputs["out"], run.outputs.get("lse")
     if lse is not None and convention.lse_layout is LseLayout.HEAD_TOKEN:
@@ -70,9 +84,9 @@ def _judged(
         lse_base=base,
     )
     # A tally without elements (an empty batch) has nothing to say and is left out.
-    checks = [_result(Check.VALUES, judgement.out, out)] if judgement.out.elements else []
+    checks = [_result(Check.VALUES, judgement.out, out, precision)] if judgement.out.elements else []
     if judgement.lse is not None and lse is not None and judgement.lse.elements:
-        checks.append(_result(Check.LSE, judgement.lse, lse))
+        checks.append(_result(Check.LSE, judgement.lse, lse, precision))
     tallies = [t for t in (judgement.out, judgement.lse) if t is not None]
     ratios = [t.worst.ratio for t in tallies if t.worst is not None and math.isfinite(t.worst.ratio)]
     return CaseResult(
@@ -83,16 +97,19 @@ def _judged(
     )
 
 
-def _result(check: Check, tally: Tally, actual: Tensor) -> CheckResult:
+def _result(check: Check, tally: Tally, actual: Tensor, precision: Precision) -> CheckResult:
     if tally.worst is None or tally.verdict is Verdict.PASS:
         return CheckResult(check, tally.verdict)
     worst = tally.worst
     names = ("token", "head", "dim")[: len(worst.index)]
     where = ", ".join(f"{name} {i}" for name, i in zip(names, worst.index, strict=True))
-    failures = f"{tally.failures} of {tally.elements} elements in {tally.failing_rows} rows beyond their budget"
-    said = (
-        failures if tally.failures else f"{tally.vacuous} of {tally.elements} elements have a budget that says nothing"
-    )
+    rows = f"of {tally.elements} elements in {tally.failing_rows} rows beyond their"
+    if tally.failures:
+        said = f"{tally.failures + tally.suspects} {rows} budget"
+    elif tally.suspects:
+        said = f"{tally.suspects} {rows} probable budget, none beyond the worst case"
+    else:
+        said = f"{tally.vacuous} of {tally.elements} elements have a budget that says nothing"
     message = (
         f"{said}; {where}: expected {worst.expected:.6g}, got {worst.actual:.6g}, "
         f"budget {worst.bound:.3g}, ratio {worst.ratio:.3g}"
@@ -104,8 +121,11 @@ def _result(check: Check, tally: Tally, actual: Tensor) -> CheckResult:
         "bound": repr(worst.bound),
         "ratio": repr(worst.ratio),
         "failures": tally.failures,
+        "suspects": tally.suspects,
         "elements": tally.elements,
         "failing_rows": [list(row) for row in tally.first_failing_rows],
         "dtype": str(actual.dtype),
+        "precision": precision.source,
+        "loosest": list(precision.loosest()),
     }
     return CheckResult(check, tally.verdict, message, evidence)

@@ -18,6 +18,7 @@ from fuzz.check.memory import (
     unwritten,
 )
 from fuzz.check.result import CaseResult, Check, CheckResult
+from fuzz.check.suspect import resolve
 from oracle.declare import Declaration
 from oracle.kinds import Engine, Operation
 from oracle.verdict import Verdict, worst
@@ -43,7 +44,11 @@ def check_case(
         return CaseResult(checks=(CheckResult(Check.RESULT, Verdict.FAIL, str(error)),))
     found = _memory_checks(declaration, first, second, nan)
     progress("oracle")
-    values = _values(declaration, first)
+    values = resolve(
+        case,
+        _values(declaration, first),
+        lambda other: _values(declaration, execute(declaration, other, first.poison, engine, progress)),
+    )
     found += values.checks
     found += _influence(declaration, case, engine, (first, second, nan), progress)
     return CaseResult(

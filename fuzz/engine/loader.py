@@ -96,16 +96,19 @@ def scoped_imports(packages: Mapping[str, ModuleFactory]) -> Iterator[None]:
         sys.modules.update(before)
 
 
-def load_source(path: Path, name: str, packages: Mapping[str, ModuleFactory], engine: Engine) -> ModuleType:
+def load_source(
+    path: Path, name: str, packages: Mapping[str, ModuleFactory], engine: Engine, device: Device | None = None
+) -> ModuleType:
     """Execute the kernel file ``path`` under the module name ``name``.
 
     ``packages`` says, by top-level name, how to make the modules that the file imports but does not need for
-    its kernels. On ``emulator`` the file sees our substitute for Triton, elsewhere the installed one.
+    its kernels. On ``emulator`` the file sees our substitute for Triton, and the pretended machine, or ``device``,
+    or an H200; elsewhere the installed one.
     """
     with scoped_imports(packages):
         if engine is Engine.EMULATOR:
             # Launchers choose block sizes by what torch.cuda says of the machine.
-            return emulator.load_source(path, name, imports={"torch": torch_with(_machine or H200)})
+            return emulator.load_source(path, name, imports={"torch": torch_with(_machine or device or H200)})
         spec = importlib.util.spec_from_file_location(name, path)
         if spec is None or spec.loader is None:
             raise ImportError(f"{path} is not a Python file")

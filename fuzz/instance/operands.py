@@ -8,8 +8,6 @@ from torch import Tensor
 from fuzz.buffers import DTYPES, Buffer, Poison, contiguous_strides, empty_buffer
 from fuzz.case import Case
 from fuzz.probes import Stream, values
-from oracle import philox
-from oracle.convention import Granularity
 from oracle.kinds import Role
 
 STRIDE_GAP = 112
@@ -56,13 +54,3 @@ def keys_and_values(case: Case) -> dict[Role, Tensor]:
 def scale_of(case: Case) -> float:
     """The softmax scale in force: the case's own, or 1/sqrt(D)."""
     return case.head_dim**-0.5 if case.scale is None else case.scale
-
-
-def descale(granularity: str, stream: Stream, case: Case) -> Tensor | None:
-    """Descale factors, float32 on the CPU: [1] for a tensor, [H] for heads; unequal and not 1."""
-    if granularity == Granularity.NONE:
-        return None
-    count = 1 if granularity == Granularity.TENSOR else case.num_kv_heads
-    # 0.5 to 1.5 in steps of 1/128, never 1.
-    drawn = philox.uniform_int(case.seed, stream, (count,), 0, 127)
-    return (64 + drawn + (drawn >= 64)).float() / 128

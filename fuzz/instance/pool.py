@@ -82,6 +82,17 @@ def slots_of(case: Case) -> Tensor:
     return torch.tensor(rows, dtype=torch.int64)
 
 
+def unused_slots(case: Case, held: Tensor) -> Tensor:
+    """Slots of the pool that are not among ``held``, ascending: int64. Of a huge pool, those of pages in use."""
+    g = case.page_size
+    if case.pool is Pool.HUGE:
+        listed = torch.tensor(sorted(pages(case)), dtype=torch.int64)
+        slots = (listed[:, None] * g + torch.arange(g)).flatten()
+    else:
+        slots = torch.arange(num_blocks(case) * g)
+    return slots[~torch.isin(slots, held)]
+
+
 def cache(case: Case, role: Role, poison: Poison, device: str) -> Buffer:
     """A poisoned K or V cache, named ``k_cache`` or ``v_cache``."""
     name, shape, dtype = f"{role.value}_cache", geometry(case, role).shape, DTYPES[case.kv_dtype]

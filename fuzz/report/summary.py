@@ -166,6 +166,8 @@ def print_findings(
         known = f"known defect {finding.known}" if finding.known else "NEW"
         console.print(Text(f"{finding.target}: {finding.check}: {known}", style="yellow" if finding.known else "red"))
         console.print(Text(f"    {finding.message}"))
+        if loosest := finding.evidence.get("loosest"):
+            console.print(Text(f"    budget: the loosest is assumed of {', '.join(loosest)}"))
         if finding.id in paths:
             command = shlex.join(["attn-oracle", "replay", paths[finding.id], *options])
             # In one line however long it is, so that it can be copied.

@@ -66,3 +66,13 @@ def format_named(name: str, input_dtype: str | None = None) -> Format:
     if wanted not in FORMATS:
         raise ValueError(f"dtype: {wanted!r}; known are {', '.join(FORMATS)}")
     return FORMATS[wanted]
+
+
+def holds(fmt: Format, stored: torch.dtype) -> bool:
+    """Whether fmt holds every number of a dtype."""
+    if stored is fmt.dtype or fmt is FP32:
+        return stored in FORMAT_OF_DTYPE
+    return fmt in (BF16, FP16) and FORMAT_OF_DTYPE.get(stored) in _EIGHT_BITS
+
+
+_EIGHT_BITS = tuple(fmt for fmt in FORMATS.values() if fmt.dtype.itemsize == 1)

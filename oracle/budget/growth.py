@@ -46,3 +46,24 @@ def contraction(unit: MatrixUnit, terms: Tensor, steps: Tensor | float = 0) -> T
     if unit.accumulation is Accumulation.BLOCK:
         return gamma(blocks + unit.block, u)
     return gamma(blocks, (unit.block + 1) * 2.0**-unit.fraction_bits + u)
+
+
+def scatter(unit: MatrixUnit, terms: Tensor, steps: Tensor | float = 0) -> tuple[Tensor, Tensor]:
+    """How the error of such a sum spreads if its roundings are independent: (width, bias), both relative to the
+    largest partial sum or term.
+
+    The error less its mean is a sum of independent roundings, each uniform on an interval about 0; `width` is the root
+    of their summed squared half-widths, `bias` bounds the mean. To nearest, a rounding of a number up to m lies within
+    u m and has mean 0; toward zero it lies between 0 and 2 u m and has mean u m. Truncating the terms of a fused block
+    leaves up to 2^-F m of each (MMA-Sim, arXiv 2511.10909).
+    """
+    u = max(unit.unit_roundoff, _TRUNCATED) if unit.toward_zero else unit.unit_roundoff
+    half, mean = (u / 2, u / 2) if unit.toward_zero else (u, 0.0)
+    if unit.accumulation is Accumulation.ANY:
+        # Each product, and each sum of two.
+        return (2 * terms).sqrt() * half, 2 * terms * mean
+    blocks = (terms / unit.block).ceil() + steps
+    if unit.accumulation is Accumulation.BLOCK:
+        return (blocks + unit.block).sqrt() * half, (blocks + unit.block) * mean
+    cut, truncations = 2.0**-unit.fraction_bits / 2, blocks * (unit.block + 1)
+    return truncations.sqrt() * cut + blocks.sqrt() * half, truncations * cut + blocks * mean

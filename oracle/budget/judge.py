@@ -16,6 +16,9 @@ What is not finite:
 An element is vacuous if its bound is above 0 and at least the largest |v| that its row sees in its dimension:
 nearly every weighting of the visible values would pass. A log-sum-exp is vacuous if its bound is at least
 ln 2: half of the weight could be missing. A failing vacuous element still fails.
+
+Given `Budgets`, an element beyond its probable bound and within the worst case is suspect; vacuity and ratios go by the
+probable bound.
 """
 
 import math
@@ -26,8 +29,8 @@ from torch import Tensor
 
 from oracle.attention import Solution
 from oracle.bits import bits
+from oracle.budget.bounds import Bounds, Budgets
 from oracle.budget.formats import Format, format_named
-from oracle.budget.worst_case import Bounds
 from oracle.fp8 import FORMAT_OF_DTYPE as FP8_OF_DTYPE
 from oracle.fp8 import Overflow
 from oracle.kinds import LseBase
@@ -43,7 +46,8 @@ _ROWS_SHOWN = 8
 class Element:
     """One element: its index ((token, head, dim), or (token, head)), and what was expected and seen there.
 
-    ratio: the least error before rounding that explains `actual`, over the bound; above 1 it fails.
+    ratio: the least error before rounding that explains `actual`, over `bound` (the probable one, if there is one);
+    above 1 it fails, or is suspect.
     """
 
     index: tuple[int, ...]
@@ -55,7 +59,11 @@ class Element:
 
 @dataclass(frozen=True)
 class Tally:
-    """The judgement of one tensor: elements judged, those that failed, those whose bound says nothing."""
+    """The judgement of one tensor: elements judged, those that failed, those whose bound says nothing.
+
+    worst: the element with the largest ratio of error to bound, whatever the verdict: the margin.
+    failing_rows: how many rows have an element that failed, or is suspect.
+    """
 
     verdict: Verdict
     elements: int
@@ -65,6 +73,8 @@ class Tally:
     failing_rows: int
     first_failing_rows: tuple[tuple[int, int], ...]
     """(token, head), the first few."""
+    suspects: int = 0
+    """Elements beyond the probable bound and within the worst case."""
 
 
 @dataclass(frozen=True)
@@ -80,7 +90,7 @@ def judge(
     out: Tensor,
     lse: Tensor | None,
     solution: Solution,
-    bounds: Bounds,
+    bounds: Bounds | Budgets,
     *,
     out_dtype: str,
     precision: Precision,
@@ -92,32 +102,39 @@ def judge(
 
     solution: its lse counts the sink if the target's does. expected_empty_*: what rows without a visible key
     must hold, exactly; None: anything, they are not judged. lse_base: of the target's `lse`.
-    A tally is FAIL if an element fails, else VACUOUS if most of its elements are, or if there are none.
+    A tally is FAIL if an element fails, else SUSPECT if one is suspect, else VACUOUS if most of its elements are, or if
+    there are none.
     Raises TypeError if a tensor's dtype is not the one that `out_dtype` or `precision` names, ValueError if
     its shape is not the solution's.
     """
     where = solution.out.device
-    empty = bounds.keys == 0
-    rows = _Values("out", out.to(where), solution.out, bounds.out, bounds.out >= bounds.reach)
+    tight, loose = (bounds.probable, bounds.worst_case) if isinstance(bounds, Budgets) else (bounds, bounds)
+    empty = tight.keys == 0
+    rows = _Values("out", out.to(where), solution.out, tight.out, loose.out, tight.out >= tight.reach)
     tally = _tally(rows, format_named(out_dtype), precision.out_rounding, empty, expected_empty_out)
     if lse is None:
         return Judgement(tally.verdict, tally, None)
     unit = math.log2(math.e) if lse_base is LseBase.TWO else 1.0
-    # The second term covers the roundings of the change of base.
-    radius = bounds.lse * unit + (solution.lse * unit).abs().nan_to_num(posinf=0.0) * 2.0**-51
-    rows = _Values("lse", lse.to(where), solution.lse * unit, radius, bounds.lse >= VACUOUS_LSE)
+    # What is added covers the roundings of the change of base.
+    slack = (solution.lse * unit).abs().nan_to_num(posinf=0.0) * 2.0**-51
+    radius, last = (x.lse * unit + slack for x in (tight, loose))
+    rows = _Values("lse", lse.to(where), solution.lse * unit, radius, last, tight.lse >= VACUOUS_LSE)
     lse_tally = _tally(rows, format_named(precision.lse_dtype), Rounding.NEAREST_EVEN, empty, expected_empty_lse)
     return Judgement(worst((tally.verdict, lse_tally.verdict)), tally, lse_tally)
 
 
 @dataclass(frozen=True, eq=False)
 class _Values:
-    """A tensor to judge [Tq, Hq, ...], what is expected of it, and where its bound says nothing."""
+    """A tensor to judge [Tq, Hq, ...], what is expected of it, its bounds, and where the first of them says nothing.
+
+    bound: beyond it an element is suspect; beyond `last`, which may be the same tensor, it fails.
+    """
 
     name: str
     actual: Tensor
     expected: Tensor
     bound: Tensor
+    last: Tensor
     vacuous: Tensor
 
 
@@ -131,23 +148,27 @@ def _tally(values: _Values, fmt: Format, rounding: Rounding, empty: Tensor, expe
     expected = expected.masked_fill(hollow, 0.0 if expected_empty is None else expected_empty)
     bound = values.bound.masked_fill(hollow, 0.0)
     judged = ~hollow if expected_empty is None else torch.ones_like(hollow)
-    failed = judged & ~_passes(actual, expected, bound, rounding)
+    beyond = judged & ~_passes(actual, expected, bound, rounding)
+    failed = beyond
+    if values.last is not values.bound and bool(beyond.any()):
+        failed = beyond & ~_passes(actual, expected, values.last.masked_fill(hollow, 0.0), rounding)
     vacuous = judged & values.vacuous & (bound > 0)
-    elements, failures, hollow_count = (int(x.sum()) for x in (judged, failed, vacuous))
+    elements, failures, suspects, hollow_count = (int(x.sum()) for x in (judged, failed, beyond & ~failed, vacuous))
     verdict = Verdict.PASS
-    if failures:
-        verdict = Verdict.FAIL
+    if failures or suspects:
+        verdict = Verdict.FAIL if failures else Verdict.SUSPECT
     elif 2 * hollow_count > elements or not elements:
         verdict = Verdict.VACUOUS
-    rows = failed.flatten(2).any(-1).nonzero() if failed.ndim == 3 else failed.nonzero()
+    rows = beyond.flatten(2).any(-1).nonzero() if beyond.ndim == 3 else beyond.nonzero()
     return Tally(
         verdict=verdict,
         elements=elements,
         failures=failures,
         vacuous=hollow_count,
-        worst=_worst(actual, expected, bound, fmt, rounding, judged, failed),
+        worst=_worst(actual, expected, bound, fmt, rounding, judged, beyond),
         failing_rows=len(rows),
         first_failing_rows=tuple((int(token), int(head)) for token, head in rows[:_ROWS_SHOWN].tolist()),
+        suspects=suspects,
     )
 
 

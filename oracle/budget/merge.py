@@ -1,4 +1,5 @@
-"""Worst-case errors of merging partial attention states.
+"""Worst-case errors of merging partial attention states. There is no probable bound: states are few, and of up to a
+dozen independent roundings a probable sum is no less than the worst one.
 
 With L the merged log-sum-exp, the weight of state i is w_i = exp(lse_i - L). A kernel computes its exponent and
 its exponential with relative error 1 + e_i, and normalises by a sum, or through a rounded L, with error 1 + z:
@@ -14,9 +15,9 @@ import math
 import torch
 from torch import Tensor
 
+from oracle.budget.bounds import Bounds
 from oracle.budget.formats import format_named
 from oracle.budget.growth import UNIT
-from oracle.budget.worst_case import Bounds
 from oracle.kinds import LseBase
 from oracle.precision import Precision
 

@@ -16,127 +16,147 @@ order of positions; casts whose rounding has no field in `Precision` round to ne
 normalised before they are stored; merge weights and log-sum-exp are float32.
 """
 
+from __future__ import annotations
+
 import math
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from oracle.budget.formats import FP32, Format, format_named
-from oracle.budget.growth import UNIT, compound, contraction, gamma
-from oracle.precision import Precision, Rounding
+from oracle.budget.arithmetic import Arithmetic
+from oracle.budget.blocks import FLOOR, Rows, slack_of
+from oracle.budget.formats import FP32, Format, holds
+from oracle.budget.growth import UNIT, compound, contraction, gamma, scatter
+from oracle.precision import Rounding
 from oracle.rounding import round_to, widen
 
 _LOG2E = math.log2(math.e)
-_DIVISION = 10
+DIVISION = 10
 """Roundings of the final division or multiplication by a reciprocal, and of descales of the values."""
-_MERGE = 4
+MERGE = 4
 """Roundings of weighting one partial result and normalising."""
 _CAP = 3
 """Roundings of dividing by the cap, and of multiplying by it and by log2(e)."""
 _LSE = 6
 """Roundings of adding the maximum to the logarithm and of changing base."""
+_NOTHING = 2.0**-100
+"""An argument so small has the exponential 1, whatever computes it."""
 _DESCALE = 2
 """Roundings of multiplying by the descales of query and key."""
 
 
 @dataclass(frozen=True, eq=False)
-class Rows:
-    """h kv heads, r rows (queries times heads of the group), n keys; all float64.
+class Judged:
+    """What the worst case found, for the probable bound to start from."""
 
-    q [h, r, d], k [h, n, d]: as the caller gave them; q_factor [h | 1, r | 1, 1] (the scale included) and
-    k_factor [h | 1, 1, n | 1] scale them.
-    v [h, n, e]: descaled, finite. hidden: bool [r, n], True where a key is not visible.
-    count [r, 1]: how many keys are.
-    reach [h, r, e]: largest |v| over the visible keys. sinks [h, r, 1] or None.
+    logits: Logits
+    weights: Weights
+    rounding: Tensor
+    value_cast: Tensor | float
+    """what casting values does to the numerator, as a bound"""
+    out: Tensor
+    lse: Tensor
+
+
+def bound_rows(rows: Rows, arithmetic: Arithmetic, lse_includes_sink: bool, chance: bool = False) -> Judged:
+    """Bounds on the errors of out [m, r, e] and lse [m, r, 1] before they are rounded to their dtypes.
+
+    chance: with what the probable bound needs.
     """
-
-    q: Tensor
-    k: Tensor
-    v: Tensor
-    q_factor: Tensor
-    k_factor: Tensor
-    hidden: Tensor
-    count: Tensor
-    reach: Tensor
-    sinks: Tensor | None
-    soft_cap: float | None
-
-
-class Arithmetic:
-    """A `Precision` read for rows with `count` visible keys: formats resolved, operations counted."""
-
-    def __init__(self, precision: Precision, input_dtype: str, count: Tensor) -> None:
-        self.precision = precision
-        self.q_cast = _format(precision.q_cast, input_dtype)
-        self.product = _format(precision.qk_product, input_dtype)
-        self.logit = format_named(precision.logit_dtype, input_dtype)
-        self.p = _format(precision.p_dtype, input_dtype)
-        self.partial = format_named(precision.partial_dtype, input_dtype)
-        self.rank = format_named(precision.rank_dtype, input_dtype)
-        self.reduce = format_named(precision.reduce_dtype, input_dtype)
-        self.count = count
-        self.rescales = ((count - 1) / precision.tile).ceil().clamp(min=0)
-        """How often the running maximum can change: steps that n neighbouring keys can touch, less one."""
-        self.exp_error = -math.log1p(-precision.exp_error) if precision.exp_error < 1 else math.inf
-        self.merges = [n for n in (precision.max_splits, precision.ranks) if n > 1]
-        """How many partial results are merged at each level."""
-        self.tiny = FP32.absolute_error(precision.flush_subnormals)
-
-    def absolute(self, fmt: Format) -> float:
-        return fmt.absolute_error(self.precision.flush_subnormals)
-
-    def log_error(self, size: Tensor) -> Tensor:
-        """Error of the logarithm of a sum of `count` terms at most 1, or of one with |logarithm| <= size."""
-        return self.precision.log_error * torch.maximum(size, self.count.clamp(min=math.e).log())
-
-
-def _format(name: str | None, input_dtype: str) -> Format | None:
-    return None if name is None else format_named(name, input_dtype)
-
-
-def bound_rows(rows: Rows, arithmetic: Arithmetic, lse_includes_sink: bool) -> tuple[Tensor, Tensor]:
-    """Bounds on the errors of out [h, r, e] and lse [h, r] before they are rounded to their dtypes."""
-    s, logit_error = _logits(rows, arithmetic)
-    weights = _Weights.of(rows, arithmetic, s, logit_error)
+    logits = logits_of(rows, arithmetic, chance)
+    weights = Weights.of(rows, arithmetic, logits.value, logits.error)
     rounding = _p_rounding(weights, arithmetic)
-    sums = _Sums.of(rows, weights, rounding, arithmetic)
+    sums = Sums.of(rows, weights, rounding, arithmetic)
     out = _out_bound(rows, weights, sums, arithmetic)
     lse = _lse_bound(weights, sums, arithmetic, lse_includes_sink)
     # Not a number: infinite logits or errors, about which nothing can be said.
-    return out.nan_to_num(nan=math.inf, posinf=math.inf), lse.nan_to_num(nan=math.inf, posinf=math.inf).squeeze(-1)
+    out, lse = (x.nan_to_num(nan=math.inf, posinf=math.inf) for x in (out, lse))
+    return Judged(logits, weights, rounding, sums.value_cast, out, lse)
 
 
-def _logits(rows: Rows, a: Arithmetic) -> tuple[Tensor, Tensor]:
-    """Logits [h, r, n], -inf where a key has no weight, and bounds on their errors."""
+@dataclass(frozen=True, eq=False)
+class Logits:
+    """Logits of one block and their errors, all [m, r, n].
+
+    value: -inf where a key has no weight. error: bound on all of the error. width, systematic: the part of the error
+    that roundings of this key alone make has mean 0 and this half-width (as `growth.scatter` has it), what is left is
+    at most `systematic`.
+    """
+
+    value: Tensor
+    error: Tensor
+    width: Tensor
+    systematic: Tensor
+
+
+def logits_of(rows: Rows, a: Arithmetic, chance: bool) -> Logits:
+    """The logits of a block. chance: width and systematic too.
+
+    Errors of casting the query, of scales and of descales act on all keys alike.
+    """
     p = a.precision
-    q, k_t = rows.q * rows.q_factor, rows.k.transpose(1, 2)
-    s = (q @ k_t).mul_(rows.k_factor)
-    k_size = k_t.abs()
-    size = q.abs() @ k_size
-    cast_error = torch.zeros(())
+    q = rows.q * rows.q_factor
+    s = (q @ rows.k.transpose(1, 2)).mul_(rows.k_factor)
+    q_size, k_factor = q.abs(), rows.k_factor.abs()
+    fixed: Tensor | float = 0.0
     if a.q_cast is not None:
-        cast_error = (_cast_error(rows.q, a.q_cast, a) * rows.q_factor.abs()) @ k_size
-        size += cast_error
-        cast_error = cast_error.mul_(rows.k_factor.abs())
-    size *= rows.k_factor.abs()
-    dim = rows.q.shape[2]
-    growth = float(contraction(p.qk, torch.tensor(float(dim), dtype=torch.float64)))
+        moved = _cast_error(rows.q, a.q_cast, a) * rows.q_factor.abs()
+        fixed = _product_sums(moved, rows, 1) * k_factor
+        q_size = q_size + moved
+    size = _product_sums(q_size, rows, 1).mul_(k_factor)
+    key_error = _key_cast_error(rows, a)
+    if key_error is not None:
+        moved = q_size @ key_error.transpose(1, 2)
+        fixed, size = fixed + moved, size + moved
+    terms = torch.tensor(float(rows.q.shape[2]), dtype=torch.float64)
     product = 0.0 if a.product is None else a.product.unit_roundoff
-    relative = compound(product, growth, p.scale_error, _DESCALE * UNIT)
+    relative = compound(product, float(contraction(p.qk, terms)), p.scale_error, _DESCALE * UNIT)
     smallest = 2 * a.tiny + (0.0 if a.product is None else a.absolute(a.product))
-    unit_of_product = rows.q_factor.abs() * rows.k_factor.abs()
-    error = (size * relative).add_(cast_error.to(size)).add_((1 + unit_of_product) * (2 * dim * smallest))
+    unit_of_product = rows.q_factor.abs() * k_factor
+    # No rounding of a product, be it to zero, errs by more than the product.
+    fixed = torch.minimum((1 + unit_of_product) * (2 * rows.q.shape[2] * smallest), 4 * size).add_(fixed)
+    error = (size * relative).add_(fixed)
+    width, systematic = torch.zeros(()), torch.zeros(())
+    if chance:
+        spread, bias = (float(x) for x in scatter(p.qk, terms))
+        width = size * spread
+        if product:
+            square = _product_sums(q_size, rows, 2).mul_((k_factor * product).square())
+            width = width.square_().add_(square).sqrt_()
+        width.mul_(1 + relative)
+        systematic = (size * compound(bias, p.scale_error, _DESCALE * UNIT)).add_(fixed)
+        systematic = _round_logit(s, systematic, 1 + unit_of_product, a)
     error = _round_logit(s, error, 1 + unit_of_product, a)
     largest = min(a.logit.max, FP32.max, FP32.max if a.product is None else a.product.max)
     # Products are formed before scaling, or of scaled queries: either may underflow or overflow.
     error.masked_fill_(size > largest * unit_of_product.clamp(max=1.0), math.inf)
     if rows.soft_cap is not None:
+        if chance:
+            width *= 1 - ((s.abs() - error).clamp_(min=0.0) / rows.soft_cap).tanh_().square_()
+            capped, systematic = _soft_cap(s, systematic, rows.soft_cap, p.tanh_error)
+            systematic = _round_logit(capped, systematic, 1 + unit_of_product, a)
         s, error = _soft_cap(s, error, rows.soft_cap, p.tanh_error)
         error = _round_logit(s, error, 1 + unit_of_product, a)
     error.masked_fill_((s.abs() + error) * _LOG2E > a.logit.max, math.inf)
     s.masked_fill_(rows.hidden, -math.inf)
-    return s, error.masked_fill_(s == -math.inf, 0.0)
+    absent = s == -math.inf
+    error.masked_fill_(absent, 0.0)
+    if chance:
+        width.masked_fill_(absent, 0.0)
+        systematic.masked_fill_(absent, 0.0)
+    return Logits(s, error, width, systematic)
+
+
+def _product_sums(q: Tensor, rows: Rows, power: int) -> Tensor:
+    """Bounds on the sums over the dimensions of (q |k|)^power, for q [m, r, d] >= 0: float64 [m, r, n]."""
+    work = rows.k_size.dtype
+    unit = q.amax(-1, keepdim=True).clamp_(min=2.0**-500)
+    k = rows.k_size if power == 1 else rows.k_size.square()
+    sums = ((q / unit).pow_(power).to(work) @ k.transpose(1, 2)).double()
+    terms = q.shape[2]
+    lost = terms * FLOOR if work is torch.float32 else 0.0
+    return sums.mul_(1 + slack_of(terms, work)).add_(lost).mul_((unit * rows.k_unit) ** power)
 
 
 def _cast_error(x: Tensor, fmt: Format, a: Arithmetic) -> Tensor:
@@ -146,10 +166,29 @@ def _cast_error(x: Tensor, fmt: Format, a: Arithmetic) -> Tensor:
     return error.masked_fill_(x.abs() > fmt.max, math.inf)
 
 
+def _key_cast_error(rows: Rows, a: Arithmetic) -> Tensor | None:
+    """Bound on the error [m, n, d] of casting descaled keys; None where they are exact, or not cast."""
+    if a.kv_cast is None or (rows.k_stored is not None and holds(a.kv_cast, rows.k_stored)):
+        return None
+    return _cast_error(rows.k * rows.k_factor.transpose(1, 2), a.kv_cast, a)
+
+
+def _value_cast_error(rows: Rows, a: Arithmetic, size: Tensor, weight: Tensor) -> Tensor | float:
+    """Bound on what casting descaled values does to the numerator. size: sum of w |v|, weight: sum of w.
+
+    Values that are alike round alike: nothing averages out.
+    """
+    fmt = a.kv_cast
+    if fmt is None or (rows.v_stored is not None and holds(fmt, rows.v_stored)):
+        return 0.0
+    error = size * fmt.unit_roundoff + weight * a.absolute(fmt)
+    return error.masked_fill(rows.reach > fmt.max, math.inf)
+
+
 def _round_logit(s: Tensor, error: Tensor, units: Tensor, a: Arithmetic) -> Tensor:
     """Errors once the logits, scaled or not, are held in their dtype."""
-    u = a.logit.unit_roundoff
-    return (s.abs() * u).add_(error * (1 + u)).add_(a.absolute(a.logit) * units)
+    u, near = a.logit.unit_roundoff, s.abs().add_(error)
+    return torch.minimum(a.absolute(a.logit) * units, near).add_(error * (1 + u)).add_(s.abs(), alpha=u)
 
 
 def _soft_cap(s: Tensor, error: Tensor, cap: float, tanh_error: float) -> tuple[Tensor, Tensor]:
@@ -162,15 +201,20 @@ def _soft_cap(s: Tensor, error: Tensor, cap: float, tanh_error: float) -> tuple[
 
 
 @dataclass(frozen=True, eq=False)
-class _Weights:
-    """Softmax weights and the errors of their logarithms, over all n keys; columns [h, r, 1] belong to rows.
+class Weights:
+    """Softmax weights and the errors of their logarithms, over all n keys; columns [m, r, 1] belong to rows.
 
+    exact: bool, where the weight before normalisation is 1 exactly, whatever the exponential: the logit is 0, without
+    error, and no other exceeds it. integer: bool, of rows where all are, and sums of values are sums of integers that
+    the accumulator holds.
     p: of the visible keys without the sink, summing to 1. excess, deficit: p (e^eps - 1) and p (1 - e^-eps).
     depth: how far below the row's maximum a logit may be when its weight is formed, errors included.
     share: what the sink leaves, exp(lse) / (exp(lse) + exp(sink)). sink, sink_excess, sink_deficit: the
     sink's own weight and errors; 0 without one. top: the maximum, the sink included. lse: sink excluded.
     """
 
+    exact: Tensor
+    integer: Tensor
     p: Tensor
     excess: Tensor
     deficit: Tensor
@@ -184,7 +228,7 @@ class _Weights:
     full_lse: Tensor
 
     @staticmethod
-    def of(rows: Rows, a: Arithmetic, s: Tensor, logit_error: Tensor) -> "_Weights":
+    def of(rows: Rows, a: Arithmetic, s: Tensor, logit_error: Tensor) -> Weights:
         no_weight = s == -math.inf
         largest = s.amax(-1, keepdim=True)
         # Rows without any weight are exact, and left out by the caller: any finite number does.
@@ -197,18 +241,25 @@ class _Weights:
         full_lse = lse if rows.sinks is None else torch.logaddexp(lse, rows.sinks)
         size = s.abs().masked_fill_(no_weight, 0.0)
         below = (top - s).masked_fill_(no_weight, 0.0)
-        error = _exponential(size, below, top, logit_error, a)
+        error = exponential(size, below, top, logit_error, a)
+        peak = (s + logit_error).amax(-1, keepdim=True).sub_(largest)
+        exact = size + below + logit_error + peak <= _NOTHING
+        error.masked_fill_(exact, 0.0)
         highest = (s + error).amax(-1, keepdim=True).sub_(largest).clamp_(min=0.0)
         depth = below + error + highest
-        error += a.rescales * a.exp_error + _merge_error(size, below, top, full_lse, a)
+        error += (a.rescales * a.exp_error) * ~exact
+        error += _merge_error(size, below, top, full_lse, a)
         error.masked_fill_(no_weight, 0.0)
         sink = sink_error = torch.zeros_like(lse)
         if rows.sinks is not None:
             sink = (rows.sinks - full_lse).exp_()
             size, below = rows.sinks.abs(), top - rows.sinks
-            sink_error = _exponential(size, below, top, torch.zeros_like(sink), a)
+            sink_error = exponential(size, below, top, torch.zeros_like(sink), a)
             sink_error = sink_error + a.rescales * a.exp_error + _merge_error(size, below, top, full_lse, a)
-        return _Weights(
+        all_exact = (exact | no_weight).all(-1, keepdim=True)
+        return Weights(
+            exact=exact,
+            integer=all_exact & (a.count * rows.values.levels <= a.exact_integers),
             p=p,
             excess=error.expm1().mul_(p),
             deficit=error.neg_().expm1_().neg_().mul_(p),
@@ -223,7 +274,7 @@ class _Weights:
         )
 
 
-def _exponential(size: Tensor, below: Tensor, top: Tensor, logit_error: Tensor, a: Arithmetic) -> Tensor:
+def exponential(size: Tensor, below: Tensor, top: Tensor, logit_error: Tensor, a: Arithmetic) -> Tensor:
     """Error of the logarithm of exp(s - top), formed in one step or in several, whose sizes add up."""
     k = a.precision.exp_argument_roundings
     error = (logit_error * 2).add_(size).add_(below).mul_(k * UNIT).add_(logit_error)
@@ -231,23 +282,27 @@ def _exponential(size: Tensor, below: Tensor, top: Tensor, logit_error: Tensor, 
 
 
 def _merge_error(size: Tensor, below: Tensor, top: Tensor, full_lse: Tensor, a: Arithmetic) -> Tensor | float:
-    """Error of the logarithms of the weights that partial results are merged with.
+    """Error of the logarithms of the weights that partial results are merged with, one after the other."""
+    if not a.merges:
+        return 0.0
+    return merge_level(size, below, top, full_lse, a) + sum(a.merges) * (a.exp_error + 2 * UNIT)
+
+
+def merge_level(size: Tensor, below: Tensor, top: Tensor, full_lse: Tensor, a: Arithmetic) -> Tensor:
+    """That error, of partial results that are merged at once.
 
     A partial result that holds the key has a log-sum-exp between the key's logit and that of the whole row.
     """
-    if not a.merges:
-        return 0.0
     k = a.precision.exp_argument_roundings
     largest = torch.maximum(size, torch.maximum(top.abs(), full_lse.abs()))
-    level = a.log_error(below) + largest * ((_LSE + 2 * k) * UNIT)
-    return level * len(a.merges) + sum(a.merges) * (a.exp_error + 2 * UNIT)
+    return (a.log_error(below) + largest * ((_LSE + 2 * k) * UNIT)) * len(a.merges)
 
 
-def _p_rounding(weights: _Weights, a: Arithmetic) -> Tensor:
-    """Bound eta [h, r, n] on the relative error of casting weights for the second product.
+def _p_rounding(weights: Weights, a: Arithmetic) -> Tensor:
+    """Bound eta [m, r, n] on the relative error of casting weights for the second product.
 
     A weight is formed against a running maximum, between its own logit and the row's largest: at most 1, and
-    at least exp(-depth). Rounded to nearest it moves no farther than to 1, which the format holds.
+    at least exp(-depth). Rounded to nearest it moves no farther than to 1, if the format holds that (or its scale).
     """
     p, fmt = a.precision, a.p
     if fmt is None:
@@ -255,26 +310,30 @@ def _p_rounding(weights: _Weights, a: Arithmetic) -> Tensor:
     if p.p_scale > fmt.max * (1 + fmt.unit_roundoff / 2):
         return torch.full_like(weights.p, math.inf)
     directed = 2.0 if p.p_rounding is Rounding.TOWARD_ZERO else 1.0
-    error = weights.depth.exp().mul_(a.absolute(fmt) / p.p_scale)
+    depth = weights.depth + (weights.full_lse - weights.top) if p.p_normalised else weights.depth
+    error = depth.exp().mul_(a.absolute(fmt) / p.p_scale)
     error.clamp_(min=fmt.unit_roundoff).mul_(directed)
     scale = torch.tensor(p.p_scale, dtype=torch.float64)
-    if p.p_rounding is Rounding.NEAREST_EVEN and bool(widen(round_to(scale, fmt.dtype)) == scale):
-        error = torch.minimum(error, weights.depth.expm1())
+    if not p.p_normalised and bool(widen(round_to(scale, fmt.dtype)) == scale):
+        error.masked_fill_(weights.exact, 0.0)
+        if p.p_rounding is Rounding.NEAREST_EVEN:
+            error = torch.minimum(error, weights.depth.expm1())
     error.clamp_(max=1.0)
     return error if p.p_scale == 1 else error.add_(2 * UNIT)
 
 
 @dataclass(frozen=True, eq=False)
-class _Sums:
-    """Sums over the keys: spread, rounded, size [h, r, e]; excess, deficit, weight, common [h, r, 1].
+class Sums:
+    """Sums over the keys: spread, rounded, size [m, r, e]; excess, deficit, weight, common [m, r, 1].
 
-    spread: sum of p (e^eps - 1) |v - o|. rounded: what casting weights does to the numerator.
+    spread: sum of p (e^eps - 1) |v - o|. rounded, value_cast: what casting weights and values does to the numerator.
     size: sum of p e^eps (1 + eta) |v|. excess, deficit: of the weights. weight: sum of p e^eps (1 + eta).
     common: what casting weights does to the denominator. o: with the sink.
     """
 
     spread: Tensor
     rounded: Tensor
+    value_cast: Tensor | float
     size: Tensor
     excess: Tensor
     deficit: Tensor
@@ -283,69 +342,44 @@ class _Sums:
     out: Tensor
 
     @staticmethod
-    def of(rows: Rows, weights: _Weights, rounding: Tensor, a: Arithmetic) -> "_Sums":
-        v = rows.v
-        out = (weights.p @ v) * weights.share
-        values = _Values.of(v, rows.count)
-        grown = weights.p + weights.excess
-        excess = weights.excess.sum(-1, keepdim=True)
-        in_sum = a.precision.row_sum_of_rounded_p
+    def of(rows: Rows, weights: Weights, rounding: Tensor, a: Arithmetic) -> Sums:
+        out, in_sum = rows.out, a.precision.row_sum_of_rounded_p
         if a.p is None:
-            rounded, size, cast = torch.zeros_like(out), grown @ values.size, torch.zeros_like(excess)
+            excess, plain = rows.values.sums(weights.excess, weights.p)
+            size, rounded, cast = plain.size + excess.size, torch.zeros_like(out), torch.zeros_like(excess.total)
         else:
-            moved = grown * rounding
-            cast = moved.sum(-1, keepdim=True)
-            rounded = size = moved @ values.size
+            moved = (weights.p + weights.excess).mul_(rounding)
+            excess, plain, moving = rows.values.sums(weights.excess, weights.p, moved)
+            size, rounded, cast = plain.size + excess.size + moving.size, moving.size, moving.total
             if in_sum is not False:
-                spread = values.spread(moved, cast, size, out)
+                spread = moving.spread(out)
                 rounded = spread if in_sum else torch.maximum(spread, rounded)
-            size = size + grown @ values.size
-        return _Sums(
-            spread=values.spread(weights.excess, excess, weights.excess @ values.size, out),
+        weight = 1 + excess.total + cast
+        value_cast = _value_cast_error(rows, a, size, weight)
+        return Sums(
+            spread=excess.spread(out),
             rounded=rounded,
-            size=size,
-            excess=excess,
+            value_cast=value_cast,
+            size=size + value_cast,
+            excess=excess.total,
             deficit=weights.deficit.sum(-1, keepdim=True),
-            weight=1 + excess + cast,
+            weight=weight,
             common=torch.zeros_like(cast) if in_sum is False else cast,
             out=out,
         )
 
 
-@dataclass(frozen=True, eq=False)
-class _Values:
-    """Values as the sums need them: |v|, and v and its square about the mean, which keeps digits."""
-
-    mean: Tensor
-    size: Tensor
-    centred: Tensor
-    squared: Tensor
-    count: Tensor
-
-    @staticmethod
-    def of(v: Tensor, count: Tensor) -> "_Values":
-        mean = v.mean(1, keepdim=True)
-        centred = v - mean
-        return _Values(mean, v.abs(), centred, centred.square(), count)
-
-    def spread(self, w: Tensor, total: Tensor, size: Tensor, out: Tensor) -> Tensor:
-        """Bound on sum_j w_j |v_j - o| by Cauchy-Schwarz, or from the sums of w and of w |v| if less."""
-        o = out - self.mean
-        first, second = w @ self.centred, w @ self.squared
-        square = second - 2 * o * first + o.square() * total
-        lost = (second + o.square() * total) * ((self.count + 4) * 2.0**-50)
-        return torch.minimum((total * (square.clamp_(min=0.0) + lost)).sqrt_(), size + out.abs() * total)
-
-
-def _out_bound(rows: Rows, weights: _Weights, sums: _Sums, a: Arithmetic) -> Tensor:
+def _out_bound(rows: Rows, weights: Weights, sums: Sums, a: Arithmetic) -> Tensor:
     o = sums.out.abs()
-    numerator, denominator = _sum_errors(a)
-    partial, partial_absolute = _partial_rounding(rows, a)
+    numerator, denominator = _sum_errors(weights, a)
+    partial, partial_absolute = partial_rounding(rows, a)
     linear = compound(numerator, partial)
-    denominator = denominator + _normalisation(weights, a)
+    denominator = denominator + normalisation(weights, a)
     steps = rows.count * (a.rescales + 2) + sum(a.merges) + 8
     underflow = a.tiny * steps * (1 + rows.reach) + partial_absolute * 2
-    error = weights.share * (sums.spread + sums.rounded + linear * sums.size) + weights.sink_excess * o
+    error = (
+        weights.share * (sums.spread + sums.rounded + sums.value_cast + linear * sums.size) + weights.sink_excess * o
+    )
     total = weights.share * sums.weight + weights.sink + weights.sink_excess
     error = error + denominator * total * o + underflow
     least = 1 - weights.share * (sums.deficit + sums.common) - weights.sink_deficit
@@ -353,21 +387,23 @@ def _out_bound(rows: Rows, weights: _Weights, sums: _Sums, a: Arithmetic) -> Ten
     return torch.where(least > 0, error / least, math.inf)
 
 
-def _sum_errors(a: Arithmetic) -> tuple[Tensor, Tensor]:
-    """Relative errors [r, 1] of accumulating numerators, and of the row sum."""
+def _sum_errors(weights: Weights, a: Arithmetic) -> tuple[Tensor, Tensor]:
+    """Relative errors [m, r, 1] of accumulating numerators, and of the row sum."""
     p = a.precision
-    levels = sum(a.merges) + _MERGE * len(a.merges)
-    values = contraction(p.pv, a.count, a.rescales + 1)
-    numerator = compound(values, gamma(2 * a.rescales + 1 + _DIVISION + levels))
-    weights = gamma(a.count)
+    levels = sum(a.merges) + MERGE * len(a.merges)
+    inexact = ~weights.integer
+    rescales = a.rescales * inexact
+    values = contraction(p.pv, a.count, a.rescales + 1).masked_fill(weights.integer, 0.0)
+    numerator = compound(values, gamma(2 * rescales + 1 + DIVISION + levels))
+    row_sum = gamma(a.count).masked_fill(weights.integer, 0.0)
     if p.row_sum_of_rounded_p is not False:
         # Rounded weights may be summed by the matrix unit, as one more column of the values.
-        weights = torch.maximum(weights, values)
-    return torch.as_tensor(numerator), torch.as_tensor(compound(weights, gamma(2 * a.rescales + _MERGE + levels)))
+        row_sum = torch.maximum(row_sum, values)
+    return torch.as_tensor(numerator), torch.as_tensor(compound(row_sum, gamma(2 * rescales + MERGE + levels)))
 
 
-def _partial_rounding(rows: Rows, a: Arithmetic) -> tuple[Tensor, float]:
-    """Relative error [h, r, e] of storing partial results, and the absolute one below the normal range.
+def partial_rounding(rows: Rows, a: Arithmetic) -> tuple[Tensor, float]:
+    """Relative error [m, r, e] of storing partial results, and the absolute one below the normal range.
 
     Magnitudes of partial results, weighted, add up to at most the sum of p |v|. A rank casts its result, and
     its share of the whole; the shares are added in any order.
@@ -385,7 +421,7 @@ def _partial_rounding(rows: Rows, a: Arithmetic) -> tuple[Tensor, float]:
     return torch.full_like(rows.reach, relative).masked_fill_(too_large, math.inf), absolute
 
 
-def _normalisation(weights: _Weights, a: Arithmetic) -> Tensor | float:
+def normalisation(weights: Weights, a: Arithmetic) -> Tensor | float:
     """Error of normalising by exp(lse_i - lse) in merges: that of the log-sum-exp."""
     if not a.merges:
         return 0.0
@@ -395,9 +431,9 @@ def _normalisation(weights: _Weights, a: Arithmetic) -> Tensor | float:
     return (level * len(a.merges)).expm1()
 
 
-def _lse_bound(weights: _Weights, sums: _Sums, a: Arithmetic, includes_sink: bool) -> Tensor:
-    """[h, r, 1]. The logarithm of the sum's relative error, and the error of the logarithm itself."""
-    _, denominator = _sum_errors(a)
+def _lse_bound(weights: Weights, sums: Sums, a: Arithmetic, includes_sink: bool) -> Tensor:
+    """[m, r, 1]. The logarithm of the sum's relative error, and the error of the logarithm itself."""
+    _, denominator = _sum_errors(weights, a)
     lse = weights.full_lse if includes_sink else weights.lse
     underflow = a.tiny * a.count * (a.rescales + 2) * (weights.top - lse).exp()
     denominator = denominator + underflow
@@ -408,6 +444,10 @@ def _lse_bound(weights: _Weights, sums: _Sums, a: Arithmetic, includes_sink: boo
     above = up.log1p() + denominator.log1p()
     # log1p gives NaN beyond -1, which the caller reads as no bound.
     below = -(-down).log1p() - (-denominator).log1p()
+    return torch.maximum(above, below) + final_lse_error(weights, lse, a)
+
+
+def final_lse_error(weights: Weights, lse: Tensor, a: Arithmetic) -> Tensor:
+    """Error of the logarithm of the sum, and of adding the maximum to it."""
     size = torch.maximum(lse.abs(), weights.top.abs())
-    final = a.log_error((lse - weights.top).abs()) + size * (_LSE * UNIT)
-    return torch.maximum(above, below) + final
+    return a.log_error((lse - weights.top).abs()) + size * (_LSE * UNIT)

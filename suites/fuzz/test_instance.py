@@ -12,12 +12,14 @@ from fuzz.buffers import DTYPES, Poison, empty_buffer, pattern
 from fuzz.instance import build
 from fuzz.instance.copies import write_expected
 from fuzz.instance.pool import geometry, num_blocks, pages, slots_of
+from fuzz.probes import design
 from fuzz.space import Space
 from fuzz.strategies import cases
 from oracle.bits import bits
 from oracle.declare import FEATURES
-from oracle.kinds import Operation
+from oracle.kinds import Operation, Role
 from oracle.layout import read_slots
+from oracle.rounding import widen
 from suites.fuzz.cases import decode_case, extend_case, gather_case, index_case, merge_case, write_case
 
 SPACES = [Space(target, most_tokens=80) for target in registry.load().values()]
@@ -37,12 +39,18 @@ def test_poison_changes_only_what_is_no_data(data: st.DataObject) -> None:
     case = data.draw(cases(data.draw(st.sampled_from(SPACES))))
     one, other = build(case, Poison.POSITIVE), build(case, Poison.NEGATIVE)
     for name, buffer in one.buffers.items():
-        # What two poisons leave alike is data, and every element that differs holds its own poison.
+        # What two poisons leave alike is data, and every element that differs holds its own poison, unless it is in
+        # the pool and the probe's design says what unused slots hold under the positive one.
         a, b = buffer.storage, other.buffers[name].storage
         differ = a != b
-        assert bool((a[differ] == pattern(buffer.view.dtype, Poison.POSITIVE)).all())
         assert bool((b[differ] == pattern(buffer.view.dtype, Poison.NEGATIVE)).all())
-        if name not in ("k_cache", "v_cache", "page_table", "req_to_token"):
+        by_slot = name in ("k_cache", "v_cache", "page_table", "req_to_token") or (
+            name in ("k_descale", "v_descale") and buffer.view.dim() == 3
+        )
+        poisoned = a[differ] == pattern(buffer.view.dtype, Poison.POSITIVE)
+        assert bool(poisoned.all()) or (name in ("k_cache", "v_cache") and design(case).unused is not None)
+        assert int((a[: buffer.view.storage_offset()] != pattern(buffer.view.dtype, Poison.POSITIVE)).sum()) == 0
+        if not by_slot:
             assert torch.equal(bits(buffer.view), bits(other.buffers[name].view))
 
 
@@ -163,3 +171,34 @@ def test_descales_are_unequal_and_not_one() -> None:
     assert k.shape == (8,)
     assert v.shape == (1,)
     assert 1.0 not in k.tolist() + v.tolist()
+
+
+def test_descales_of_tokens_lie_in_the_pool_as_their_keys_do() -> None:
+    case = decode_case(
+        k_descale="token", v_descale="token", kv_dtype="e4m3fn", dtype="bf16", num_kv_heads=2, pool="spare"
+    )
+    instance = build(case, Poison.POSITIVE)
+    held, problem = instance.buffers["k_descale"].view, instance.problem
+    assert problem is not None
+    assert isinstance(problem.k_descale, torch.Tensor)
+    slots = slots_of(case)
+    own = held[slots // case.page_size, :, slots % case.page_size]
+    assert torch.equal(own, problem.k_descale)
+    assert len(own.unique()) > 10
+    poisoned = bits(held) == pattern(torch.float32, Poison.POSITIVE)
+    assert int(poisoned.sum()) == held.numel() - own.numel()
+
+
+def test_descales_of_a_pool_leave_the_keys_that_are_passed_alone() -> None:
+    changes = {"prefix": "pool", "pool": "spare", "dtype": "bf16", "kv_dtype": "e4m3fn"}
+    case = extend_case(context_lens=[9, 4], query_lens=[2, 1], k_descale="tensor", v_descale="head", **changes)
+    instance = build(case, Poison.POSITIVE)
+    problem, buffers = instance.problem, instance.buffers
+    assert problem is not None
+    assert isinstance(problem.k_descale, torch.Tensor)
+    assert (buffers["k"].view.dtype, buffers["k_cache"].view.dtype) == (torch.bfloat16, torch.float8_e4m3fn)
+    passed = (problem.k_descale == 1).all(1)
+    assert passed.tolist() == [False] * 7 + [True] * 2 + [False] * 3 + [True]
+    assert torch.equal(problem.k[passed], buffers["k"].view.double())
+    held = read_slots(buffers["k_cache"].view, slots_of(case)[~passed], geometry(case, Role.K))
+    assert torch.equal(problem.k[~passed], widen(held))

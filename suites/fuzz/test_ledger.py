@@ -46,6 +46,12 @@ def test_an_entry_matches_target_check_and_features(tmp_path: Path) -> None:
     assert not defect.matches("t", Check.BOUNDS, None, gather_case(index_dtype="int64"))
 
 
+def test_an_entry_may_name_several_targets(tmp_path: Path) -> None:
+    (defect,) = load(write(tmp_path, ENTRY.replace('"t"', '["t", "u"]')))
+    narrow = gather_case(index_dtype="int32")
+    assert [defect.matches(target, Check.BOUNDS, None, narrow) for target in ("t", "u", "v")] == [True, True, False]
+
+
 def test_a_diagnosis_class_must_agree(tmp_path: Path) -> None:
     (defect,) = load(write(tmp_path, ENTRY + 'diagnosis = "window"\n'))
     narrow = gather_case(index_dtype="int32")
@@ -74,6 +80,7 @@ def test_an_entry_applies_to_its_engines_and_versions(tmp_path: Path) -> None:
         ('id = "x"', 'id = "x"\ncolour = 1', ["colour", "unknown"]),
         ('"case.json"', '"absent.json"', ["case", "cannot be read"]),
         ("[[defect]]", "[[defect]", ["ledger.toml"]),
+        ('"t"', "[]", ["target", "a list of them"]),
         ("[[defect]]", "x = 1\n[[defect]]", ["x", "unknown"]),
         ("[[defect]]", "defect = 3\n[d]", ["defect"]),
         ("{ index_dtype = [", "[ 3 ] #", ["features", "a table"]),
@@ -96,4 +103,5 @@ def test_the_ledger_that_ships_is_valid_and_its_cases_have_its_features() -> Non
     defects = built_in_ledger()
     assert defects
     for defect in defects:
-        assert defect.matches(defect.target, defect.checks[0], defect.diagnosis, defect.case), defect.id
+        for target in defect.targets:
+            assert defect.matches(target, defect.checks[0], defect.diagnosis, defect.case), defect.id

@@ -151,7 +151,7 @@ def test_an_engine_that_is_not_declared_is_a_reason() -> None:
         {"sink": SinkUnits.SCALED},
         {"causal_alignment": CausalAlignment.TOP_LEFT},
         {"sink_dtype": "bf16"},
-        {"descales": Descales(k=Granularity.TOKEN)},
+        {"descales": Descales(k=Granularity.PAGE)},
     ],
 )
 def test_what_is_declared_and_not_handled_yet_is_never_judged(changes: dict[str, Any]) -> None:

@@ -52,7 +52,7 @@ def test_drawn_cases_are_supported_and_survive_json(target: Declaration, data: s
     assert case_from_json(case.to_json()) == case
     # The first request may be as long as its boundary class asks; the others fill the rest.
     assert sum(case.context_lens[1:]) <= 600
-    assert case.context_lens[:1] <= (max(600, 3 * case.page_size),)
+    assert case.context_lens[:1] <= (max(3 * 256, 3 * case.page_size),)
     assert case.pool is not Pool.HUGE
 
 

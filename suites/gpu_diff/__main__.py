@@ -78,19 +78,19 @@ def gpu_diff(
 
 
 def check_ledger(pool: Pool, prepared: Prepared, console: Console) -> list[Defect]:
-    """Run the own case of every entry that applies; returns the entries whose case passes."""
+    """Run the own case of every entry that applies, on each of its targets; returns the entries that pass on one."""
     settings, names = prepared.settings, {d.name for d in prepared.targets}
-    entries = [d for d in settings.defects if d.target in names]
-    stale = []
-    outcomes = run_cases(pool, iter([(d.target, d.case) for d in entries]), settings)
-    for defect, outcome in zip(entries, outcomes, strict=True):
+    asked = [(d, target) for d in settings.defects for target in d.targets if target in names]
+    stale: dict[str, Defect] = {}
+    outcomes = run_cases(pool, iter([(target, d.case) for d, target in asked]), settings)
+    for (defect, target), outcome in zip(asked, outcomes, strict=True):
         if outcome.harness is not None:
             raise Stop(Exit.HARNESS, f"ledger entry {defect.id}: {outcome.harness.message}")
-        if not any(defect.matches(defect.target, f.check, None, defect.case) for f in outcome.result.failures):
-            stale.append(defect)
-    known = len(entries) - len(stale)
+        if not any(defect.matches(target, f.check, None, defect.case) for f in outcome.result.failures):
+            stale[defect.id] = defect
+    known = len({defect.id for defect, _ in asked}) - len(stale)
     console.print(f"{known} known defect{'' if known == 1 else 's'} shown again")
-    return stale
+    return list(stale.values())
 
 
 if __name__ == "__main__":

@@ -91,7 +91,7 @@ def shared_targets(patterns: Sequence[str], engine: Engine) -> list[Declaration]
 
 def compare_target(target: Declaration, cases: Iterator[Case], pools: tuple[Pool, Pool], timeout_s: float) -> Row:
     """Run ``cases`` on both engines and compare."""
-    row, known = Row(target.name), [d for d in built_in_ledger() if d.target == target.name]
+    row, known = Row(target.name), [d for d in built_in_ledger() if target.name in d.targets]
     kept = list(cases)
     requests = [{"target": target.name, "case": case.to_dict()} for case in kept]
     replies = [[reply for _, reply in pool.map(iter(requests), timeout_s)] for pool in pools]

@@ -22,10 +22,10 @@ def defect() -> Defect:
 
 
 def stale(defect: Defect) -> Any:
-    prepared = prepare([defect.target], engine=Engine.EMULATOR, modules=(), jobs=1)
+    prepared = prepare(defect.targets, engine=Engine.EMULATOR, modules=(), jobs=1)
     prepared = replace(prepared, settings=replace(prepared.settings, ledger=(defect,)))
     if not prepared.targets:
-        pytest.skip(prepared.skipped[defect.target])
+        pytest.skip(prepared.skipped[defect.targets[0]])
     with prepared.pool() as pool:
         return [entry.id for entry in check_ledger(pool, prepared, Console(stderr=True))]
 

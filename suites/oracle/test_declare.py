@@ -10,6 +10,7 @@ from oracle import Convention, Precision, Supports, declare
 from oracle.convention import Window, WindowMeaning
 from oracle.declare import DeclarationError, declaration_of
 from oracle.kinds import Engine
+from oracle.precision import MatrixUnit
 
 CONVENTION = Convention(source="a test")
 
@@ -99,6 +100,20 @@ def test_precision_by_dtype() -> None:
     assert declaration is not None
     assert declaration.precision_for("fp32") is exact
     assert declaration.precision_for("bf16") == Precision()
+    assert declaration.precision_for("bf16", "fp32") is exact
+    assert declaration.precision_for("fp32", "e4m3fn") is exact
+    assert declaration.precision_for("bf16", "e4m3fn") == Precision()
+
+
+def test_loose_assumptions_are_named() -> None:
+    assert {"p_dtype", "qk", "tile"} <= set(Precision().loosest())
+    assert set(Precision().loosest()) - set(Precision(p_dtype=None, tile=32, qk=MatrixUnit(block=4)).loosest()) == {
+        "p_dtype",
+        "qk",
+        "tile",
+    }
+    # Nothing is assumed of what a target does not do.
+    assert not {"max_splits", "ranks", "q_cast", "source"} & set(Precision().loosest())
 
 
 @pytest.mark.parametrize("changes", [{"tile": 0}, {"max_splits": 0}, {"ranks": 0}, {"p_scale": 0.0}])

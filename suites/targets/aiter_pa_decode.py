@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from types import ModuleType
 from typing import Any
 
@@ -11,15 +11,17 @@ import torch
 from torch import Tensor
 
 from fuzz import engine as engines
+from fuzz.buffers import DTYPES
 from fuzz.call import Unsupported
 from fuzz.engine import emulator
 from fuzz.engine.emulator import dtypes
-from fuzz.engine.emulator.facade import MI300X
+from fuzz.engine.emulator.facade import MI300X, MI350X, Device
 from fuzz.engine.loader import KernelLoader
 from oracle import Convention, Precision, Supports, declare
-from oracle.convention import DefaultScale, SinkUnits, Window, WindowMeaning
+from oracle.convention import DefaultScale, Descales, Fp8Flavour, Granularity, SinkUnits, Window, WindowMeaning
 from oracle.kinds import Engine, IndexForm, KVLayout, VLayout
-from suites.targets.source_trees import AITER, amd_arch, amd_device
+from oracle.precision import Citation
+from suites.targets.source_trees import AITER, FP8_DTYPE, amd_arch, amd_device, other_arch
 
 MODULE = "aiter.ops.triton.gluon.pa_decode_gluon"
 FILES = ("ops/triton/gluon/pa_decode_gluon.py",)
@@ -29,19 +31,21 @@ PARTITION = 256
 SPLITS = 3
 """Partitions of the persistent path; with pages of 1024 it takes multiples of four."""
 
-FP8 = {"gfx942": torch.float8_e4m3fnuz, "gfx950": torch.float8_e4m3fn}
 
-
-def _given() -> dict[str, ModuleType]:
+def _given(device: Device) -> dict[str, ModuleType]:
     """What the file imports: the architecture, its fp8, the table of types, and a launcher of the reduction."""
-    arch = amd_arch(MI300X)
-    kinds = {"fp8": FP8[arch], "bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
+    arch = amd_arch(device)
+
+    def reduce(*arguments: Any, **sizes: int) -> None:
+        _reduce(_kernels(device), *arguments, **sizes)
+
+    kinds = {"fp8": DTYPES[FP8_DTYPE[arch]], "bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
     utils = "aiter.ops.triton.utils"
     return {
         "aiter": emulator.stub("aiter", dtypes=emulator.stub("aiter.dtypes", **kinds)),
         f"{utils}._triton": emulator.stub("_triton", arch_info=emulator.stub("arch_info", get_arch=lambda: arch)),
         f"{utils}.types": emulator.stub("types", torch_to_triton_dtype=_types()),
-        "csrc.cpp_itfs.pa.pa_ps": emulator.stub("pa_ps", launch_pa_decode_ps_reduce=_reduce),
+        "csrc.cpp_itfs.pa.pa_ps": emulator.stub("pa_ps", launch_pa_decode_ps_reduce=reduce),
         "flydsl": ModuleType("flydsl"),
     }
 
@@ -54,14 +58,14 @@ def _types() -> dict[torch.dtype, Any]:
     return {torch.bfloat16: tl.bfloat16, torch.float16: tl.float16}
 
 
-def _reduce(output: Tensor, exp_sums: Tensor, *rest: Any, **sizes: int) -> None:
+def _reduce(kernels: ModuleType, output: Tensor, exp_sums: Tensor, *rest: Any, **sizes: int) -> None:
     """The C++ launcher of the reduction over partitions, by a launch of the file's own Triton kernel for it.
 
     Of three builds of the reduction (C++, FlyDSL, Triton) only that one needs nothing else.
     """
     parts, dim = sizes["context_partition_num"], sizes["head_size"]
     rows = sizes["query_seq_len"] * sizes["query_group_size"]
-    _kernels().paged_attention_decode_ps_reduce_kernel[(output.shape[0], exp_sums.shape[1], rows)](
+    kernels.paged_attention_decode_ps_reduce_kernel[(output.shape[0], exp_sums.shape[1], rows)](
         output,
         exp_sums,
         *rest,
@@ -75,12 +79,17 @@ def _reduce(output: Tensor, exp_sums: Tensor, *rest: Any, **sizes: int) -> None:
 
 
 @KernelLoader
-def _kernels() -> ModuleType:
-    return AITER.load(MODULE, _given(), amd_device(MI300X))
+def _on_gfx942() -> ModuleType:
+    return AITER.load(MODULE, _given(MI300X), amd_device(MI300X))
 
 
-def _unavailable(engine: Engine) -> str | None:
-    return AITER.missing(FILES, engine)
+@KernelLoader
+def _on_gfx950() -> ModuleType:
+    return AITER.load(MODULE, _given(MI350X), amd_device(MI350X))
+
+
+def _kernels(device: Device) -> ModuleType:
+    return _on_gfx950() if device is MI350X else _on_gfx942()
 
 
 CONVENTION = Convention(
@@ -93,6 +102,7 @@ CONVENTION = Convention(
     window=Window(meaning=WindowMeaning.KEYS, off=(0,)),
     sink=SinkUnits.NATURAL,
     default_scale=DefaultScale.REQUIRED,
+    descales=Descales(k=Granularity.TOKEN, v=Granularity.TOKEN, fp8_only=True),
 )
 SUPPORTS = Supports(
     dtypes=("bf16", "fp16"),
@@ -107,23 +117,41 @@ SUPPORTS = Supports(
     requires_finite_pool=True,
 )
 ONE_SHOT = Precision(
-    source="pa_decode_gluon.py, paged_attention_decode_sliding_window and _head_1: float32 products, weights cast to "
-    "the compute type, denominators of unrounded weights",
-    source_hash="cff95e80610211a87a0849c3ed666056cb6118ec73b10bbb0840a59ee2818743",
+    source="paged_attention_decode_sliding_window and _head_1: float32 products, weights cast to the compute type, "
+    "denominators of unrounded weights",
+    cited=(
+        Citation(
+            file="aiter/ops/triton/gluon/pa_decode_gluon.py",
+            lines="252-985, 1026-2116, 2168-3114, 3150-3920, 3943-4277",
+            sha256="cff95e80610211a87a0849c3ed666056cb6118ec73b10bbb0840a59ee2818743",
+        ),
+    ),
+    kv_cast=None,
     qk_product=None,
     p_dtype="input",
     row_sum_of_rounded_p=False,
     tile=16,
 )
+PERSISTENT = replace(
+    ONE_SHOT,
+    source="paged_attention_decode_sliding_window, _head_1 and paged_attention_decode_ps_reduce_kernel: as the "
+    "one-shot kernels, partial results in the dtype of the query",
+    max_splits=4,
+    partial_dtype="input",
+)
+PARTITIONED = replace(
+    PERSISTENT,
+    source="paged_attention_decode_v2_gluon_dot_kernel, _large_block_dot_kernel and paged_attention_decode_v2_reduce_"
+    "kernel: as the one-shot kernels, partial results in the dtype of the query",
+    max_splits=16,
+)
 
 
-def _splitting(most: int, kernels: str) -> dict[str, Precision]:
-    source = f"pa_decode_gluon.py, {kernels}: as the one-shot kernels, partial results in the dtype of the query"
-    return {d: replace(ONE_SHOT, source=source, max_splits=most, partial_dtype=d) for d in SUPPORTS.dtypes}
-
-
-PERSISTENT = _splitting(4, "paged_attention_decode_sliding_window, _head_1 and paged_attention_decode_ps_reduce_kernel")
-PARTITIONED = _splitting(16, "paged_attention_decode_v2_gluon_dot_kernel and paged_attention_decode_v2_reduce_kernel")
+def _by_dtype(usual: Precision, fp8: str) -> dict[str, Precision]:
+    """With an fp8 cache weights are cast after a factor: by path and descales 1, the format's largest number, or
+    that times a descale over the largest in the partition. Below 1 it is said here, and no number that a format
+    holds, so that no weight counts as exact."""
+    return {**dict.fromkeys(SUPPORTS.dtypes, usual), fp8: replace(usual, p_scale=0.9)}
 
 
 def _partitions(lengths: Tensor) -> int:
@@ -136,6 +164,11 @@ def _window(keys: int, page_size: int, longest: int, ps: bool) -> int:
     return keys if ps or page_size > PARTITION else min(keys, max(longest, 2 * PARTITION))
 
 
+def _per_token(factors: Tensor | None) -> Tensor | None:
+    """Factors [1] as they are; those of tokens [pages, heads, page size] as the kernels want them, [..., 1]."""
+    return factors if factors is None or factors.dim() == 1 else factors.unsqueeze(-1)
+
+
 def _run(
     q: Tensor,
     k_cache: Tensor,
@@ -146,9 +179,12 @@ def _run(
     scale: float,
     window: int,
     sinks: Tensor | None,
+    soft_cap: None,
+    k_descale: Tensor | None,
+    v_descale: Tensor | None,
     parts: Callable[[Tensor], int],
     ps: bool,
-    **_: None,
+    device: Device,
 ) -> Tensor:
     out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
     if len(lengths) == 0:
@@ -156,8 +192,8 @@ def _run(
     queries = q.shape[0] // len(lengths)
     if queries * q.shape[1] // k_cache.shape[1] > 64:
         raise Unsupported("queries times group size above 64")
-    kernels = _kernels()
-    with AITER.importing(_given()):
+    kernels = _kernels(device)
+    with AITER.importing(_given(device)):
         kernels.pa_decode_gluon(
             out,
             q,
@@ -170,6 +206,8 @@ def _run(
             parts(lengths),
             PARTITION,
             q.dtype,
+            key_scale=_per_token(k_descale),
+            value_scale=_per_token(v_descale),
             sinks=sinks,
             sliding_window=_window(window, k_cache.shape[3], int(lengths.max()), ps),
             ps=ps,
@@ -177,35 +215,55 @@ def _run(
     return out
 
 
-def _declared(
-    path: str,
-    precision: Precision | dict[str, Precision],
-    parts: Callable[[Tensor], int],
-    ps: bool,
-    *,
-    v_layout: VLayout = VLayout.V5D,
-    page_sizes: tuple[int, ...] = SUPPORTS.page_sizes,
-) -> Callable[..., Tensor]:
-    """A target for one path through the kernels."""
+@dataclass(frozen=True)
+class _Path:
+    """One path through the kernels: how many partitions of a batch's lengths, by which kernels."""
+
+    name: str
+    precision: Precision
+    parts: Callable[[Tensor], int]
+    ps: bool
+    v_layout: VLayout = VLayout.V5D
+    page_sizes: tuple[int, ...] = SUPPORTS.page_sizes
+
+
+ONE_SHOT_PATH = _Path("one_shot", ONE_SHOT, lambda lengths: 1, True)
+PS = _Path("ps", PERSISTENT, lambda lengths: SPLITS, True)
+NON_PS = _Path("non_ps", PARTITIONED, _partitions, False)
+NON_PS_V4D = _Path("non_ps.v4d", PARTITIONED, _partitions, False, VLayout.V4D)
+PAGE_1024 = _Path("page_1024", PERSISTENT, lambda lengths: 4, True, page_sizes=(1024,))
+PAGE_1024_NON_PS = _Path("page_1024.non_ps", PARTITIONED, _partitions, False, page_sizes=(1024,))
+
+
+def _declared(path: _Path, device: Device) -> Callable[..., Tensor]:
+    """A target for one path on one architecture."""
+    gfx950 = device is MI350X
+    fp8 = FP8_DTYPE[device.arch or ""]
+    flavour = Fp8Flavour.FN if gfx950 else Fp8Flavour.FNUZ
     attach = declare.paged_decode(
-        name=f"aiter.pa_decode_gluon.{path}",
-        convention=replace(CONVENTION, v_layout=v_layout),
-        precision=precision,
-        supports=replace(SUPPORTS, page_sizes=page_sizes),
+        name=f"aiter.pa_decode_gluon.{path.name}{'.gfx950' if gfx950 else ''}",
+        convention=replace(CONVENTION, v_layout=path.v_layout, fp8_flavour=flavour),
+        precision=_by_dtype(path.precision, fp8),
+        supports=replace(SUPPORTS, page_sizes=path.page_sizes, kv_dtypes=(fp8,), archs=(device.arch or "",)),
         engines=(Engine.EMULATOR, Engine.HIP),
-        unavailable=_unavailable,
+        unavailable=lambda engine: other_arch(device, engine) or AITER.missing(FILES, engine),
     )
 
     def target(*tensors: Tensor, **options: Any) -> Tensor:
-        return _run(*tensors, **options, parts=parts, ps=ps)
+        return _run(*tensors, **options, parts=path.parts, ps=path.ps, device=device)
 
-    target.__name__ = path
     return attach(target)
 
 
-one_shot = _declared("one_shot", ONE_SHOT, lambda lengths: 1, True)
-ps = _declared("ps", PERSISTENT, lambda lengths: SPLITS, True)
-non_ps = _declared("non_ps", PARTITIONED, _partitions, False)
-non_ps_v4d = _declared("non_ps.v4d", PARTITIONED, _partitions, False, v_layout=VLayout.V4D)
-page_1024 = _declared("page_1024", PERSISTENT, lambda lengths: 4, True, page_sizes=(1024,))
-page_1024_non_ps = _declared("page_1024.non_ps", PARTITIONED, _partitions, False, page_sizes=(1024,))
+one_shot = _declared(ONE_SHOT_PATH, MI300X)
+ps = _declared(PS, MI300X)
+non_ps = _declared(NON_PS, MI300X)
+non_ps_v4d = _declared(NON_PS_V4D, MI300X)
+page_1024 = _declared(PAGE_1024, MI300X)
+page_1024_non_ps = _declared(PAGE_1024_NON_PS, MI300X)
+one_shot_gfx950 = _declared(ONE_SHOT_PATH, MI350X)
+ps_gfx950 = _declared(PS, MI350X)
+non_ps_gfx950 = _declared(NON_PS, MI350X)
+non_ps_v4d_gfx950 = _declared(NON_PS_V4D, MI350X)
+page_1024_gfx950 = _declared(PAGE_1024, MI350X)
+page_1024_non_ps_gfx950 = _declared(PAGE_1024_NON_PS, MI350X)

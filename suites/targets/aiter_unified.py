@@ -2,34 +2,42 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from types import ModuleType
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from fuzz.engine import emulator
-from fuzz.engine.emulator.facade import MI300X
+from fuzz.engine.emulator.facade import MI300X, MI350X, Device
 from fuzz.engine.loader import KernelLoader
 from oracle import Convention, Precision, Supports, declare
-from oracle.convention import DefaultScale, SinkUnits, Window, WindowMeaning
+from oracle.convention import DefaultScale, Descales, Fp8Flavour, Granularity, SinkUnits, Window, WindowMeaning
 from oracle.kinds import Engine, IndexForm, KVLayout
-from suites.targets.source_trees import AITER, amd_arch, amd_device
+from oracle.precision import Citation
+from suites.targets.source_trees import AITER, FP8_DTYPE, amd_arch, amd_device, other_arch
 
 FILES = ("ops/triton/unified_attention.py", "ops/triton/_triton_kernels/unified_attention.py")
 """Where the launcher and the kernels live in the wheel 0.1.7."""
 
 
-@KernelLoader
-def _kernels() -> ModuleType:
-    name, arch = "aiter.ops.triton.utils._triton.arch_info", amd_arch(MI300X)
+def _load(device: Device) -> ModuleType:
+    name, arch = "aiter.ops.triton.utils._triton.arch_info", amd_arch(device)
     fp4 = arch == "gfx950"
     info = emulator.stub(name, get_arch=lambda: arch, is_fp4_avail=lambda: fp4, is_fp8_avail=lambda: True)
-    return AITER.load("aiter.ops.triton.unified_attention", {name: info}, amd_device(MI300X))
+    return AITER.load("aiter.ops.triton.unified_attention", {name: info}, amd_device(device))
 
 
-def _unavailable(engine: Engine) -> str | None:
-    return AITER.missing(FILES, engine)
+@KernelLoader
+def _on_gfx942() -> ModuleType:
+    return _load(MI300X)
+
+
+@KernelLoader
+def _on_gfx950() -> ModuleType:
+    return _load(MI350X)
 
 
 CONVENTION = Convention(
@@ -42,18 +50,33 @@ CONVENTION = Convention(
     sink=SinkUnits.NATURAL,
     soft_cap=True,
     default_scale=DefaultScale.REQUIRED,
+    descales=Descales(k=Granularity.TENSOR, v=Granularity.TENSOR, fp8_only=True),
 )
 
-
+CITED = (
+    Citation(
+        file="aiter/ops/triton/_triton_kernels/unified_attention.py",
+        lines="54-376, 381-690, 693-784",
+        sha256="1b7ef850807bba8d4d2831ddc4e05dbefb58797140a4d8b8928822c2a5abc801",
+    ),
+)
 TILED = Precision(
-    source="_triton_kernels/unified_attention.py, kernel_unified_attention_2d: float32 products, weights cast to the "
-    "dtype of the values, denominators of unrounded weights, tanh by exponentials",
-    source_hash="1b7ef850807bba8d4d2831ddc4e05dbefb58797140a4d8b8928822c2a5abc801",
+    source="kernel_unified_attention_2d, _3d and reduce_segments: float32 products, weights cast to the dtype of the "
+    "query, denominators of unrounded weights, tanh by exponentials, partial results in float32",
+    cited=CITED,
+    kv_cast=None,
     qk_product=None,
     p_dtype="input",
     row_sum_of_rounded_p=False,
     tanh_error=2.0**-20,
     tile=16,
+    max_splits=128,
+)
+OF_FP8 = replace(
+    TILED,
+    source="the same kernels: as for other caches, but fp8 keys and values times their descales are cast "
+    "to the dtype of the query",
+    kv_cast="input",
 )
 SUPPORTS = Supports(
     dtypes=("bf16", "fp16"),
@@ -72,16 +95,20 @@ SEGMENTED = 1024
 
 
 def _run(
+    kernels: KernelLoader,
+    longest: int,
     q: Tensor,
     k_cache: Tensor,
     v_cache: Tensor,
     page_table: Tensor,
     lengths: Tensor,
+    *,
     scale: float,
     window: tuple[int, int],
     sinks: Tensor | None,
     soft_cap: float | None,
-    longest: int,
+    k_descale: Tensor | None,
+    v_descale: Tensor | None,
 ) -> Tensor:
     out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
     requests = len(lengths)
@@ -89,7 +116,7 @@ def _run(
         return out
     queries = q.shape[0] // requests
     starts = torch.arange(requests + 1, dtype=torch.int32, device=q.device) * queries
-    _kernels().unified_attention(
+    kernels().unified_attention(
         q,
         k_cache,
         v_cache,
@@ -104,63 +131,38 @@ def _run(
         page_table,
         soft_cap or 0.0,
         None,
-        None,
-        None,
+        k_descale,
+        v_descale,
         sinks=sinks,
     )
     return out
 
 
-@declare.paged_decode(
-    name="aiter.triton.unified_attention",
-    convention=CONVENTION,
-    precision=TILED,
-    supports=SUPPORTS,
-    engines=(Engine.EMULATOR, Engine.HIP),
-    unavailable=_unavailable,
-)
-def unified_attention(
-    q: Tensor,
-    k_cache: Tensor,
-    v_cache: Tensor,
-    page_table: Tensor,
-    lengths: Tensor,
-    *,
-    scale: float,
-    window: tuple[int, int],
-    sinks: Tensor | None,
-    soft_cap: float | None,
-    **_: None,
-) -> Tensor:
-    """The last queries of every request against the pool: the 2D kernel, as contexts are no longer than 512."""
-    return _run(q, k_cache, v_cache, page_table, lengths, scale, window, sinks, soft_cap, 0)
+def _declared(name: str, supports: Supports, longest: int, device: Device) -> Callable[..., Tensor]:
+    """A target for one path through the kernels, on one architecture; ``longest``: the context that is announced."""
+    gfx950 = device is MI350X
+    fp8 = FP8_DTYPE[device.arch or ""]
+    attach = declare.paged_decode(
+        name=f"aiter.triton.unified_attention{name}{'.gfx950' if gfx950 else ''}",
+        convention=replace(CONVENTION, fp8_flavour=Fp8Flavour.FN if gfx950 else Fp8Flavour.FNUZ),
+        precision={"bf16": TILED, "fp16": TILED, fp8: OF_FP8},
+        supports=replace(supports, archs=(device.arch or "",), kv_dtypes=(fp8,)),
+        engines=(Engine.EMULATOR, Engine.HIP),
+        unavailable=lambda engine: other_arch(device, engine) or AITER.missing(FILES, engine),
+    )
+    kernels = _on_gfx950 if gfx950 else _on_gfx942
+
+    def target(*tensors: Tensor, **options: Any) -> Tensor:
+        return _run(kernels, longest, *tensors, **options)
+
+    return attach(target)
 
 
-@declare.paged_decode(
-    name="aiter.triton.unified_attention.segments",
-    convention=CONVENTION,
-    precision=replace(
-        TILED,
-        source="_triton_kernels/unified_attention.py, kernel_unified_attention_3d and reduce_segments: as the 2D "
-        "kernel, partial results in float32",
-        max_splits=128,
-    ),
-    supports=replace(SUPPORTS, features=SUPPORTS.features - {"window"}),
-    engines=(Engine.EMULATOR, Engine.HIP),
-    unavailable=_unavailable,
-)
-def unified_attention_segments(
-    q: Tensor,
-    k_cache: Tensor,
-    v_cache: Tensor,
-    page_table: Tensor,
-    lengths: Tensor,
-    *,
-    scale: float,
-    window: tuple[int, int],
-    sinks: Tensor | None,
-    soft_cap: float | None,
-    **_: None,
-) -> Tensor:
-    """The same as in a captured graph, whose longest context is announced as longer than any is: the 3D kernel."""
-    return _run(q, k_cache, v_cache, page_table, lengths, scale, window, sinks, soft_cap, SEGMENTED)
+NO_WINDOW = replace(SUPPORTS, features=SUPPORTS.features - {"window"})
+
+# Contexts of up to 512 keys, and windows: the 2D kernel; others the 3D kernel. And as in a captured graph, whose
+# longest context is announced as longer than any is: the 3D kernel.
+unified_attention = _declared("", SUPPORTS, 0, MI300X)
+unified_attention_gfx950 = _declared("", SUPPORTS, 0, MI350X)
+unified_attention_segments = _declared(".segments", NO_WINDOW, SEGMENTED, MI300X)
+unified_attention_segments_gfx950 = _declared(".segments", NO_WINDOW, SEGMENTED, MI350X)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from types import ModuleType
 from typing import Any
 
@@ -10,11 +11,22 @@ import torch
 from torch import Tensor
 
 from fuzz import engine as engines
+from fuzz.engine.emulator.facade import MI300X, Device
 from fuzz.engine.loader import KernelLoader, pretended
 from oracle import Convention, Precision, Supports, declare
-from oracle.convention import DefaultScale, Descales, Granularity, LseLayout, SinkUnits, Window, WindowMeaning
+from oracle.convention import (
+    DefaultScale,
+    Descales,
+    Fp8Flavour,
+    Granularity,
+    LseLayout,
+    SinkUnits,
+    Window,
+    WindowMeaning,
+)
 from oracle.kinds import Engine, KVLayout
 from suites.targets import sglang_wheel
+from suites.targets.source_trees import other_arch
 
 FOLDERS = ("srt/layers/attention/triton_ops", "kernels/ops/attention")
 """Where the kernels live: up to 0.5.16, and later."""
@@ -26,35 +38,43 @@ SPLITS = 8
 """Partial results a request may have; request i uses 1 + i % SPLITS of them."""
 
 
-def _about_the_machine() -> dict[str, dict[str, object]]:
-    arch = machine.arch if (machine := pretended()) else None
+Names = dict[str, dict[str, object]]
+
+
+def _about_the_machine(device: Device | None) -> Names:
+    machine = pretended() or device
+    arch = machine.arch if machine else None
     hip, gfx95 = engines.current() is Engine.HIP or arch is not None, (arch or "").startswith("gfx95")
     answers = {"is_cuda": lambda: not hip, "is_hip": lambda: hip, "is_gfx95_supported": lambda: gfx95}
     return {"sglang.srt.utils": answers, "sglang.kernels.utils": answers, "sglang.srt.utils.common": answers}
 
 
-def _sibling(name: str, given: dict[str, dict[str, object]]) -> dict[str, dict[str, object]]:
+def _sibling(name: str, given: Names, device: Device | None) -> Names:
     """The names of a module that lies beside the kernels, loaded for real; nothing where this version has none."""
     files = tuple(f"{folder}/{name}.py" for folder in FOLDERS)
     if not sglang_wheel.has(files):
         return {}
-    module = sglang_wheel.load(files, given)
+    module = sglang_wheel.load(files, given, device)
     return {f"sglang.{folder.replace('/', '.')}.{name}": vars(module) for folder in FOLDERS}
 
 
-@KernelLoader
-def _decode() -> ModuleType:
-    given = _about_the_machine()
-    return sglang_wheel.load(DECODE, given | _sibling("score_mod", given))
+def _load_decode(device: Device | None = None) -> ModuleType:
+    given = _about_the_machine(device)
+    return sglang_wheel.load(DECODE, given | _sibling("score_mod", given, device), device)
 
 
-@KernelLoader
-def _extend() -> ModuleType:
-    given = _about_the_machine()
-    given |= _sibling("score_mod", given)
+def _load_extend(device: Device | None = None) -> ModuleType:
+    given = _about_the_machine(device)
+    given |= _sibling("score_mod", given, device)
     for name in ("decode_attention", "prefill_attention"):
-        given |= _sibling(name, given)
-    return sglang_wheel.load(EXTEND, given)
+        given |= _sibling(name, given, device)
+    return sglang_wheel.load(EXTEND, given, device)
+
+
+_decode = KernelLoader(_load_decode)
+_extend = KernelLoader(_load_extend)
+_decode_on_gfx942 = KernelLoader(partial(_load_decode, MI300X))
+_extend_on_gfx942 = KernelLoader(partial(_load_extend, MI300X))
 
 
 CONVENTION = Convention(
@@ -64,12 +84,17 @@ CONVENTION = Convention(
     sink=SinkUnits.NATURAL,
     soft_cap=True,
     default_scale=DefaultScale.REQUIRED,
+    fp8_flavour=Fp8Flavour.FN,
     descales=Descales(k=Granularity.TENSOR, v=Granularity.TENSOR),
 )
+FP8 = ("e4m3fn", "e5m2")
+"""What a pool may hold beside the dtype of the query; on gfx942 it is e4m3fnuz."""
+
 SUPPORTS = Supports(
     dtypes=("bf16", "fp16"),
+    kv_dtypes=FP8,
     head_dims=(64, 128, 80),
-    v_head_dims=(32,),
+    v_head_dims=(48, 32),
     page_sizes=(1, 16),
     num_kv_heads=(1, 2, 3),
     group_sizes=(1,),
@@ -77,8 +102,14 @@ SUPPORTS = Supports(
     features=frozenset({"sinks", "soft_cap", "custom_scale"}),
 )
 PLAIN = Precision(
-    source="decode_attention.py, _fwd_kernel_stage1 and _fwd_kernel_stage2: products of query and key in their own "
+    source="_fwd_kernel_stage1 and _fwd_kernel_stage2: products of query and key in their own "
     "dtype, weights and partial results in float32, tanh by a sigmoid",
+    cited=sglang_wheel.cited(
+        DECODE,
+        ("96-259, 667-738", "4ecf5d81f06fcc8aa36479541ff3857a1416e2d8def2c5fa818808148febaa75"),
+        ("235-427, 935-1018", "7a3b66ce3daabbb027efd860411cd9abe4b399b1f2cfc3ed5c6c01731eb9fa0a"),
+    ),
+    kv_cast=None,
     qk_product="input",
     p_dtype=None,
     row_sum_of_rounded_p=False,
@@ -88,14 +119,26 @@ PLAIN = Precision(
 )
 GROUPED = replace(
     PLAIN,
-    source="decode_attention.py, _fwd_grouped_kernel_stage1 and _fwd_kernel_stage2: float32 products, weights cast to "
+    source="_fwd_grouped_kernel_stage1 and _fwd_kernel_stage2: float32 products, weights cast to "
     "the dtype of the values, partial results in float32, tanh by a sigmoid",
+    cited=sglang_wheel.cited(
+        DECODE,
+        ("351-554, 667-738", "4ecf5d81f06fcc8aa36479541ff3857a1416e2d8def2c5fa818808148febaa75"),
+        ("530-793, 935-1018", "7a3b66ce3daabbb027efd860411cd9abe4b399b1f2cfc3ed5c6c01731eb9fa0a"),
+    ),
     qk_product=None,
     p_dtype="input",
 )
 
 
+def _with_fp8(usual: Precision, *pools: str) -> dict[str, Precision]:
+    """With a pool of fp8 the query is cast to its dtype before the first product, weights before the second."""
+    of_fp8 = {pool: replace(usual, q_cast=pool, p_dtype=pool) for pool in pools}
+    return {**dict.fromkeys(SUPPORTS.dtypes, usual), **of_fp8}
+
+
 def _run_decode(
+    kernels: KernelLoader,
     q: Tensor,
     k_cache: Tensor,
     v_cache: Tensor,
@@ -114,7 +157,7 @@ def _run_decode(
     logits = torch.empty(batch, heads, SPLITS, dim_v, dtype=torch.float32, device=q.device)
     lses = torch.empty(batch, heads, SPLITS, dtype=torch.float32, device=q.device)
     splits = torch.arange(batch, dtype=torch.int32, device=q.device) % SPLITS + 1
-    _decode().decode_attention_fwd(
+    kernels().decode_attention_fwd(
         q,
         k_cache,
         v_cache,
@@ -143,13 +186,13 @@ def _no_decode(engine: Engine) -> str | None:
 )
 def decode(q: Tensor, k_cache: Tensor, v_cache: Tensor, kv_indptr: Tensor, slots: Tensor, **options: Any) -> Tensor:
     """One key head for each query head."""
-    return _run_decode(q, k_cache, v_cache, kv_indptr, slots, **options)
+    return _run_decode(_decode, q, k_cache, v_cache, kv_indptr, slots, **options)
 
 
 @declare.paged_decode(
     name="sglang.triton.decode_grouped",
     convention=CONVENTION,
-    precision=GROUPED,
+    precision=_with_fp8(GROUPED, *FP8),
     supports=replace(SUPPORTS, group_sizes=(4, 2, 16)),
     unavailable=_no_decode,
 )
@@ -157,7 +200,22 @@ def decode_grouped(
     q: Tensor, k_cache: Tensor, v_cache: Tensor, kv_indptr: Tensor, slots: Tensor, **options: Any
 ) -> Tensor:
     """Several query heads to a key head."""
-    return _run_decode(q, k_cache, v_cache, kv_indptr, slots, **options)
+    return _run_decode(_decode, q, k_cache, v_cache, kv_indptr, slots, **options)
+
+
+@declare.paged_decode(
+    name="sglang.triton.decode_grouped.gfx942",
+    convention=replace(CONVENTION, fp8_flavour=Fp8Flavour.FNUZ),
+    precision=_with_fp8(GROUPED, "e4m3fnuz"),
+    supports=replace(SUPPORTS, group_sizes=(4, 2, 16), kv_dtypes=("e4m3fnuz",), archs=("gfx942",)),
+    engines=(Engine.EMULATOR, Engine.HIP),
+    unavailable=lambda engine: other_arch(MI300X, engine) or _no_decode(engine),
+)
+def decode_grouped_gfx942(
+    q: Tensor, k_cache: Tensor, v_cache: Tensor, kv_indptr: Tensor, slots: Tensor, **options: Any
+) -> Tensor:
+    """The same on gfx942, whose fp8 is another."""
+    return _run_decode(_decode_on_gfx942, q, k_cache, v_cache, kv_indptr, slots, **options)
 
 
 EXTEND_CONVENTION = replace(
@@ -175,14 +233,21 @@ EXTEND_SUPPORTS = replace(
 )
 EXTEND_PRECISION = replace(
     GROUPED,
-    source="extend_attention.py, _fwd_kernel: float32 products, weights cast to the dtype of the values, "
-    "tanh by a sigmoid",
+    source="_fwd_kernel: float32 products, weights cast to the dtype of the values, tanh by a sigmoid; of an fp8 pool "
+    "the prefix alone",
+    cited=sglang_wheel.cited(
+        EXTEND,
+        ("241-619", "2f4a934625b38d2e797a92c5966270c4d36ebfce9dc0093fb83bf18b140e9f28"),
+        ("375-913", "be3baffc80ef9fe484d0b896842522b02bf671785088e05a66ca4dcdb2e8a9b3"),
+    ),
     tile=16,
     max_splits=1,
 )
 
 
 def _run_extend(
+    kernels: KernelLoader,
+    lse: Tensor | None,
     q: Tensor,
     k: Tensor,
     v: Tensor,
@@ -191,6 +256,7 @@ def _run_extend(
     q_indptr: Tensor,
     kv_indptr: Tensor,
     slots: Tensor,
+    *,
     causal: bool,
     scale: float,
     window: int,
@@ -198,11 +264,11 @@ def _run_extend(
     soft_cap: float | None,
     k_descale: Tensor | None,
     v_descale: Tensor | None,
-    lse: Tensor | None,
+    q_descale: None,
 ) -> Tensor:
     out = torch.empty(q.shape[0], q.shape[1], v.shape[2], dtype=q.dtype, device=q.device)
     longest = int((q_indptr[1:] - q_indptr[:-1]).max()) if len(q_indptr) > 1 else 0
-    _extend().extend_attention_fwd(
+    kernels().extend_attention_fwd(
         q,
         k,
         v,
@@ -233,63 +299,38 @@ def _no_extend(engine: Engine) -> str | None:
 
 @declare.varlen_extend(
     name="sglang.triton.extend",
-    convention=replace(EXTEND_CONVENTION, descales=Descales()),
-    precision=EXTEND_PRECISION,
+    convention=EXTEND_CONVENTION,
+    precision=_with_fp8(EXTEND_PRECISION, *FP8),
     supports=EXTEND_SUPPORTS,
     unavailable=_no_extend,
 )
-def extend(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    k_cache: Tensor,
-    v_cache: Tensor,
-    q_indptr: Tensor,
-    kv_indptr: Tensor,
-    slots: Tensor,
-    *,
-    causal: bool,
-    scale: float,
-    window: int,
-    sinks: Tensor | None,
-    soft_cap: float | None,
-    **_: None,
-) -> Tensor:
+def extend(q: Tensor, *tensors: Tensor, **options: Any) -> Tensor:
     """New tokens after a prefix in the pool."""
-    return _run_extend(
-        q, k, v, k_cache, v_cache, q_indptr, kv_indptr, slots, causal, scale, window, sinks, soft_cap, None, None, None
-    )
+    return _run_extend(_extend, None, q, *tensors, **options)
 
 
 @declare.varlen_extend(
     name="sglang.triton.extend_with_lse",
-    convention=replace(
-        EXTEND_CONVENTION, descales=Descales(), lse_layout=LseLayout.TOKEN_HEAD, sink=SinkUnits.UNSUPPORTED
-    ),
-    precision=EXTEND_PRECISION,
+    convention=replace(EXTEND_CONVENTION, lse_layout=LseLayout.TOKEN_HEAD, sink=SinkUnits.UNSUPPORTED),
+    precision=_with_fp8(EXTEND_PRECISION, *FP8),
     supports=replace(EXTEND_SUPPORTS, features=EXTEND_SUPPORTS.features - {"sinks"}),
     unavailable=_no_extend,
 )
-def extend_with_lse(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    k_cache: Tensor,
-    v_cache: Tensor,
-    q_indptr: Tensor,
-    kv_indptr: Tensor,
-    slots: Tensor,
-    *,
-    causal: bool,
-    scale: float,
-    window: int,
-    soft_cap: float | None,
-    **_: None,
-) -> tuple[Tensor, Tensor]:
+def extend_with_lse(q: Tensor, *tensors: Tensor, **options: Any) -> tuple[Tensor, Tensor]:
     """The same with its log-sum-exp, which context parallelism merges by. Whether it counts a sink is written
     nowhere: no sinks here."""
     lse = torch.empty(q.shape[0], q.shape[1], dtype=torch.float32, device=q.device)
-    out = _run_extend(
-        q, k, v, k_cache, v_cache, q_indptr, kv_indptr, slots, causal, scale, window, None, soft_cap, None, None, lse
-    )
-    return out, lse
+    return _run_extend(_extend, lse, q, *tensors, **options), lse
+
+
+@declare.varlen_extend(
+    name="sglang.triton.extend.gfx942",
+    convention=replace(EXTEND_CONVENTION, fp8_flavour=Fp8Flavour.FNUZ),
+    precision=_with_fp8(EXTEND_PRECISION, "e4m3fnuz"),
+    supports=replace(EXTEND_SUPPORTS, kv_dtypes=("e4m3fnuz",), archs=("gfx942",)),
+    engines=(Engine.EMULATOR, Engine.HIP),
+    unavailable=lambda engine: other_arch(MI300X, engine) or _no_extend(engine),
+)
+def extend_gfx942(q: Tensor, *tensors: Tensor, **options: Any) -> Tensor:
+    """The same on gfx942, whose fp8 is another."""
+    return _run_extend(_extend_on_gfx942, None, q, *tensors, **options)

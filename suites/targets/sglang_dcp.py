@@ -43,7 +43,14 @@ MERGES = Supports(
     parts=RANKS,
     features=frozenset({"empty"}),
 )
-IN_FLOAT32 = Precision(source="the kernel: float32 throughout; outputs are written in their own dtype")
+IN_FLOAT32 = Precision(
+    source="_correct_attn_cp_out_kernel: float32 throughout; outputs are written in their own dtype",
+    cited=sglang_wheel.cited(
+        FILES,
+        ("154-258", "aa1c025225f55923e8a2effaa9da51444f4d3408d3f546d38ee8c22e1a25fad3"),
+        ("238-343", "d5f7e41a50db03899a2d4e573670f4c5c99ba9806e88429c6c8dfba924193e19"),
+    ),
+)
 
 
 @KernelLoader

@@ -16,6 +16,9 @@ from suites.targets import sglang_wheel
 
 FILES = ("srt/layers/attention/triton_ops/merge_state.py", "kernels/ops/attention/merge_state.py")
 
+HASH = "bfd9c3d356b97939e4c19c4cc0446daeb45f0b9aece86c6460ea44ae400f7182"
+"""Of the file, which is the same in every version read."""
+
 
 @KernelLoader
 def _kernels() -> ModuleType:
@@ -30,7 +33,10 @@ CONVENTION = Convention(
     source="merge_state.py: natural log-sum-exps [T, H]; +inf, given by some kernels, reads as -inf",
     lse_layout=LseLayout.TOKEN_HEAD,
 )
-PRECISION = Precision(source="the kernel: float32 weights; the output has the states' dtype")
+PRECISION = Precision(
+    source="merge_state_kernel: float32 weights; the output has the states' dtype",
+    cited=sglang_wheel.cited(FILES, ("9-63", HASH), ("9-63", HASH)),
+)
 SUPPORTS = Supports(
     dtypes=("fp32", "bf16", "fp16"),
     head_dims=(64,),

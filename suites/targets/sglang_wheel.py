@@ -17,8 +17,10 @@ from typing import Any
 from fuzz import engine as engines
 from fuzz.call import Unsupported
 from fuzz.engine import loader
+from fuzz.engine.emulator.facade import Device
 from fuzz.versions import installed
 from oracle.kinds import Engine
+from oracle.precision import Citation
 
 
 @cache
@@ -78,10 +80,21 @@ class _PlaceholderModule(ModuleType):
         return _Placeholder(f"{self.__name__}.{name}")
 
 
-def load(candidates: tuple[str, ...], given: Mapping[str, Mapping[str, Any]]) -> ModuleType:
+def cited(files: tuple[str, ...], *versions: tuple[str, str]) -> tuple[Citation, ...]:
+    """Citations of a file at its places up to 0.5.16 and later, each with its lines and SHA-256 there."""
+    return tuple(
+        Citation(file=f"sglang/{name}", lines=lines, sha256=sha256)
+        for name, (lines, sha256) in zip(files, versions, strict=True)
+    )
+
+
+def load(
+    candidates: tuple[str, ...], given: Mapping[str, Mapping[str, Any]], device: Device | None = None
+) -> ModuleType:
     """Execute the first of ``candidates`` (paths inside the package) that exists, for the current engine.
 
-    ``given`` holds, by module name, the values that the file really needs from other sglang modules.
+    ``given`` holds, by module name, the values that the file really needs from other sglang modules. In the emulator
+    the file finds the machine to be ``device``.
     """
     folder = root()
     if folder is None:
@@ -91,4 +104,6 @@ def load(candidates: tuple[str, ...], given: Mapping[str, Mapping[str, Any]]) ->
     def placeholder(name: str) -> ModuleType:
         return _PlaceholderModule(name, given.get(name, {}))
 
-    return loader.load_source(path, f"attn_oracle_loaded.{path.stem}", {"sglang": placeholder}, engines.current())
+    return loader.load_source(
+        path, f"attn_oracle_loaded.{path.stem}", {"sglang": placeholder}, engines.current(), device
+    )

@@ -21,30 +21,27 @@ from fuzz import engine as engines
 from fuzz.engine import emulator, loader
 from fuzz.engine.emulator.facade import Device, torch_with
 from fuzz.engine.loader import pretended
+from fuzz.sources import VARIABLES, folder
 from oracle.kinds import Engine
 
 
 @dataclass(frozen=True)
 class SourceTree:
-    """Where a package comes from: its import name, the variable that names its folder, how to install it."""
+    """Where a package comes from: its import name, and how to install it."""
 
     package: str
-    variable: str
     install: str
     compiler: str = "triton"
     """Import name of the Triton that its files ask for."""
 
+    @property
+    def variable(self) -> str:
+        """The variable that names the package's folder, or the one that holds it."""
+        return VARIABLES[self.package]
+
     def root(self) -> Path | None:
-        """The package's folder, or None. The variable may name the folder itself or the one that holds it."""
-        given = os.environ.get(self.variable)
-        if given:
-            outer = Path(given)
-            found = next((f for f in (outer / self.package, outer) if f.is_dir() and f.name == self.package), None)
-            return found
-        spec = importlib.util.find_spec(self.package)
-        if spec is None or not spec.submodule_search_locations:
-            return None
-        return Path(next(iter(spec.submodule_search_locations)))
+        """The package's folder, or None."""
+        return folder(self.package)
 
     def missing(self, files: tuple[str, ...], engine: Engine) -> str | None:
         """Why ``files`` (paths inside the package) cannot be loaded here, in one line, or None."""
@@ -116,6 +113,14 @@ class _Files:
         return made
 
 
+def other_arch(device: Device, engine: Engine) -> str | None:
+    """Why a target of ``device``'s architecture cannot run on the GPU of this machine, in one line, or None."""
+    if engine is not Engine.HIP or not torch.cuda.is_available():
+        return None
+    here = str(torch.cuda.get_device_properties(0).gcnArchName).partition(":")[0]
+    return None if here == device.arch else f"this GPU is {here}, the target is of {device.arch}"
+
+
 def amd_device(default: Device) -> Device:
     """The AMD machine that this process pretends to be; ``default`` where it pretends to be none, or another's."""
     machine = pretended()
@@ -130,10 +135,12 @@ def amd_arch(default: Device) -> str:
     return str(torch.cuda.get_device_properties(0).gcnArchName).partition(":")[0]
 
 
-AITER = SourceTree("aiter", "ATTN_ORACLE_AITER", "pip install --no-deps amd-aiter, or ATTN_ORACLE_AITER=FOLDER")
+FP8_DTYPE = {"gfx942": "e4m3fnuz", "gfx950": "e4m3fn"}
+"""The 8-bit format that AMD's libraries store by default, by architecture."""
+
+AITER = SourceTree("aiter", "pip install --no-deps amd-aiter, or ATTN_ORACLE_AITER=FOLDER")
 TOKENSPEED = SourceTree(
     "tokenspeed_kernel_amd",
-    "ATTN_ORACLE_TOKENSPEED",
     "pip install --no-deps tokenspeed-kernel-amd, or ATTN_ORACLE_TOKENSPEED=FOLDER",
     compiler="tokenspeed_triton",
 )

@@ -13,6 +13,7 @@ from fuzz.engine.loader import KernelLoader
 from oracle import Convention, Precision, Supports, declare
 from oracle.convention import DefaultScale, EmptyLse, LseLayout, SinkUnits, Window, WindowMeaning
 from oracle.kinds import Engine, IndexForm, KVLayout
+from oracle.precision import Citation
 from suites.targets.source_trees import TOKENSPEED
 
 FOLDER = "ops/gfx950/attention/mha"
@@ -49,6 +50,10 @@ def _no_prefill(engine: Engine) -> str | None:
     return TOKENSPEED.missing((f"{FOLDER}/prefill.py",), engine)
 
 
+def _cited(name: str, lines: str, sha256: str) -> tuple[Citation, ...]:
+    return (Citation(file=f"{TOKENSPEED.package}/{FOLDER}/{name}", lines=lines, sha256=sha256),)
+
+
 CONVENTION = Convention(
     source="tokenspeed_kernel_amd/ops/gfx950/attention/mha/decode.py, extend.py and prefill.py: window_left counts "
     "keys to the left, below 0 is off; softmax_scale None is 1 / sqrt(head dim); a sink joins the sum of exponentials",
@@ -60,7 +65,8 @@ CONVENTION = Convention(
     default_scale=DefaultScale.RSQRT_HEAD_DIM,
 )
 PAGED = Supports(
-    dtypes=("bf16", "fp16"),
+    # An fp8 query reads an fp8 cache. The launchers take descales and leave them out of account: none are given.
+    dtypes=("bf16", "fp16", "e4m3fn", "e5m2"),
     head_dims=(64, 128),
     page_sizes=(64,),
     num_kv_heads=(1, 2, 3),
@@ -73,15 +79,21 @@ PAGED = Supports(
     compiler="tokenspeed_triton",
 )
 DECODE_PRECISION = Precision(
-    source="decode.py, gluon_mha_decode_gfx950, _sliding_ and _reduce_: float32 products, weights cast to the dtype of "
+    source="gluon_mha_decode_gfx950, _sliding_ and _reduce_: float32 products, weights cast to the dtype of "
     "the query, denominators of unrounded weights, partial results in float32",
-    source_hash="ddec4155458eeab9809fbcbec3eb7dc3e09842db1dda8dd00de64e81d3cbd4ad",
+    cited=_cited("decode.py", "273-779", "ddec4155458eeab9809fbcbec3eb7dc3e09842db1dda8dd00de64e81d3cbd4ad"),
+    kv_cast=None,
     qk_product=None,
     p_dtype="input",
     row_sum_of_rounded_p=False,
     tile=64,
     max_splits=16,
 )
+
+
+def _empty(q: Tensor) -> Tensor:
+    """An output for no request: over an fp8 query it is bfloat16."""
+    return torch.empty(q.shape, dtype=torch.bfloat16 if q.dtype.itemsize == 1 else q.dtype, device=q.device)
 
 
 @declare.paged_decode(
@@ -106,7 +118,7 @@ def decode(
 ) -> Tensor:
     """The last queries of every request, as many of each, against the pool."""
     if len(lengths) == 0:
-        return torch.empty_like(q)
+        return _empty(q)
     out: Tensor = _decode().launch_gluon_mha_decode_gfx950(
         q,
         k_cache,
@@ -133,8 +145,8 @@ def decode(
     ),
     precision=replace(
         DECODE_PRECISION,
-        source="extend.py: float32 products, weights cast to the dtype of the query, denominators of unrounded weights",
-        source_hash="1805e6841b8ada0ad323db164350f2b3dd45e2658b66a7929034cd648cec2631",
+        source="float32 products, weights cast to the dtype of the query, denominators of unrounded weights",
+        cited=_cited("extend.py", "300-950", "1805e6841b8ada0ad323db164350f2b3dd45e2658b66a7929034cd648cec2631"),
         max_splits=1,
     ),
     supports=replace(PAGED, group_sizes=(1, 4, 3), max_query_len=40),
@@ -156,7 +168,7 @@ def extend(
     """New tokens of every request, as many of each, which the pool holds already."""
     requests = len(lengths)
     if requests == 0:
-        return torch.empty_like(q), torch.empty(q.shape[:2], dtype=torch.float32, device=q.device)
+        return _empty(q), torch.empty(q.shape[:2], dtype=torch.float32, device=q.device)
     queries = q.shape[0] // requests
     starts = torch.arange(requests + 1, dtype=torch.int32, device=q.device) * queries
     key_starts = torch.cat([lengths.new_zeros(1), lengths.cumsum(0, dtype=torch.int32)])
@@ -190,8 +202,8 @@ def extend(
     ),
     precision=replace(
         DECODE_PRECISION,
-        source="prefill.py: float32 products, weights cast to the dtype of the query, unrounded denominators",
-        source_hash="bd03c7fbf66f2d70dc4dfa1b0b68263206b68f1132bd933cd75ab455a17e872c",
+        source="float32 products, weights cast to the dtype of the query, denominators of unrounded weights",
+        cited=_cited("prefill.py", "330-1160", "bd03c7fbf66f2d70dc4dfa1b0b68263206b68f1132bd933cd75ab455a17e872c"),
         max_splits=1,
     ),
     supports=replace(
@@ -218,7 +230,7 @@ def prefill(
     """Whole requests, each token a query."""
     starts = q_indptr.tolist()
     if len(starts) == 1:
-        return torch.empty_like(q), torch.empty(q.shape[:2], dtype=torch.float32, device=q.device)
+        return _empty(q), torch.empty(q.shape[:2], dtype=torch.float32, device=q.device)
     longest = int((q_indptr[1:] - q_indptr[:-1]).max())
     # The kernel is unrolled over all of a window: no more of it than there are keys.
     window = min(window, longest)

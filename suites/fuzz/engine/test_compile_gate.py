@@ -7,6 +7,7 @@ import importlib.util
 import json
 from collections.abc import Iterator
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,15 +20,21 @@ from fuzz import registry
 from fuzz.campaign.reply import Reply, Status
 from fuzz.campaign.server import Server
 from fuzz.campaign.worker import Job, Worker
+from fuzz.check.result import Check
 from fuzz.cli import main
+from fuzz.commands import built_in_ledger
+from fuzz.compile_command import Settings
 from fuzz.engine import emulator
 from fuzz.engine.compile_gate import ArchError, Compilation, Outcome, Request, compile_all, parse_arch, wire
 from fuzz.engine.compile_gate.gate import judge
 from fuzz.engine.compile_gate.resources import Resources, of_amdgcn, of_resource_usage
 from fuzz.engine.emulator import dtypes
 from fuzz.engine.emulator.specialisation import Argument, Constant, Pointer, Scalar, Specialisation, specialise
+from fuzz.ledger import Defect
 from fuzz.plan import Plan
 from fuzz.space import Space
+from oracle.kinds import Engine
+from suites.fuzz.cases import merge_case
 from suites.fuzz.engine import compile_faulty, compile_gluon, compile_targets
 from suites.targets import sglang_dcp, sglang_wheel
 
@@ -358,7 +365,9 @@ def test_the_command_finds_what_targets_declare(capsys: pytest.CaptureFixture[st
     assert widths == {"gfx942": "64", "sm_90": "32"}
     assert targets["compile.declared"]["compilations"][1]["outcome"] == "fails"
     assert targets["compile.declared"]["declares"] == {"gfx942": True, "sm_90": False}
-    assert targets["compile.other_compiler"]["skipped"] == {"needs other-triton": 1}
+    assert targets["compile.other_compiler"]["skipped"] == {
+        "its compiler is other-triton, and another's verdict on it would be false": 1
+    }
     assert (targets["compile.clean"]["cases"], targets["compile.clean"]["specialisations"]) == (4, 1)
     (reason,) = targets["compile.refused"]["skipped"]
     assert "not a power of 2" in reason
@@ -368,6 +377,47 @@ def test_the_command_finds_what_targets_declare(capsys: pytest.CaptureFixture[st
 def test_the_command_says_when_nothing_was_judged(capsys: pytest.CaptureFixture[str], own_cache: None) -> None:
     assert compile_json(capsys, "compile.other_compiler")[0] == 125
     assert compile_json(capsys, "compile.no_launch", "--arch", "sm_90")[0] == 125
+
+
+def entry(**changes: Any) -> Defect:
+    """A known crash of sglang's correct_attn_out on AMD GPUs."""
+    known = next(d for d in built_in_ledger() if d.id == "sglang-correct-attn-out-ranks-not-a-power-of-two")
+    return replace(known, engines=(Engine.HIP,), packages={}, **changes)
+
+
+@pytest.mark.parametrize(
+    ("defect", "arch", "parts", "known"),
+    [
+        (entry(), "gfx942", (3,), True),
+        (entry(), "gfx942", (3, 5), True),
+        # One of the cases that fail is none of the entry's.
+        (entry(), "gfx942", (3, 4), False),
+        (entry(), "sm_90", (3,), False),
+        (entry(checks=(Check.VALUES,)), "gfx942", (3,), False),
+        (entry(targets=("other",)), "gfx942", (3,), False),
+    ],
+)
+def test_the_ledger_explains_what_all_its_cases_share(
+    defect: Defect, arch: str, parts: tuple[int, ...], known: bool
+) -> None:
+    settings = Settings(archs=(), cases=1, ledger=(defect,))
+    users = [merge_case(parts=n) for n in parts]
+    found = settings.explains("sglang.dcp.correct_attn_out", parse_arch(arch), users)
+    assert (found == defect.id) is known
+
+
+@needs_triton
+def test_failures_that_the_ledger_knows_are_no_findings(capsys: pytest.CaptureFixture[str], own_cache: None) -> None:
+    if sglang_wheel.root() is None:
+        pytest.skip("sglang is not installed")
+    command = ["compile", "sglang.dcp.correct_attn_out", "--cases", "12", "--jobs", "1", "--arch", "gfx942"]
+    assert main([*command, "--json"]) == 0
+    (target,) = json.loads(capsys.readouterr().out)["targets"].values()
+    assert {f["known"] for f in target["findings"]} == {"sglang-correct-attn-out-ranks-not-a-power-of-two"}
+    assert main([*command, "--no-ledger"]) == 1
+    assert "FAIL _correct_attn_cp_out_kernel" in capsys.readouterr().out
+    assert main(command) == 0
+    assert "known defect sglang-correct-attn-out-ranks-not-a-power-of-two: _correct" in capsys.readouterr().out
 
 
 @needs_triton

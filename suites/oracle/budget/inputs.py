@@ -24,6 +24,7 @@ FAMILIES = (
     "falling",
     "two_levels",
     "wide_values",
+    "latent",
 )
 
 
@@ -66,6 +67,9 @@ def operands(
         case "two_levels":
             k = torch.where(torch.rand(n, kv_heads, 1, generator=gen) < 0.5, 0.0, -16.0).expand_as(k).clone()
             q, v = q.abs().round().clamp(min=1), v.sign()
+        case "latent":
+            # As in latent attention (MLA): the values are part of the keys.
+            v = k[..., :e].clone()
         case "wide_values":
             v = v * torch.exp2(torch.randint(-14, 10, v.shape, generator=gen).float())
     return q, k, v

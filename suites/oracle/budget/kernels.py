@@ -10,7 +10,7 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
-from oracle.precision import Accumulation, KeyOrder, MatrixUnit, Precision, Rounding
+from oracle.precision import Accumulation, KeyOrder, MatrixUnit, Precision, RankOwnership, Rounding
 from oracle.problem import Problem
 
 DTYPES = {
@@ -52,6 +52,7 @@ class Choices:
     reciprocal: bool = False
     unit: str = "blas"
     q_cast: str | None = None
+    kv_cast: str | None = None
     qk_product: str | None = None
     logit_dtype: str = "fp32"
     exp_noise: str = "none"
@@ -63,6 +64,8 @@ class Choices:
     partial_dtype: str = "fp32"
     merge: str = "maximum"
     ranks: int = 1
+    cyclic: bool = False
+    """Ranks own every ranks-th key; else runs of keys."""
     rank_dtype: str = "fp32"
     reduce_dtype: str = "fp32"
     sink: str = "merge"
@@ -80,6 +83,7 @@ class Choices:
             source="the test's own kernel",
             out_rounding=Rounding.TOWARD_ZERO if self.out_truncated else Rounding.NEAREST_EVEN,
             q_cast=self.q_cast,
+            kv_cast=self.kv_cast,
             qk=UNITS[self.unit],
             qk_product=self.qk_product,
             logit_dtype=self.logit_dtype,
@@ -94,6 +98,7 @@ class Choices:
             max_splits=self.splits,
             partial_dtype=self.partial_dtype,
             ranks=self.ranks,
+            rank_ownership=RankOwnership.CYCLIC if self.cyclic else RankOwnership.CONTIGUOUS,
             rank_dtype=self.rank_dtype,
             reduce_dtype=self.reduce_dtype,
             flush_subnormals=self.flush,
@@ -183,6 +188,10 @@ class _Call:
         self.q_scale = _descale(problem.q_descale, problem.q, queries, 1)
         self.k_scale = _descale(problem.k_descale, problem.k, keys, problem.group).transpose(1, 2)
         self.v_scale = _descale(problem.v_descale, problem.v, keys, problem.group)
+        if choices.kv_cast is not None:
+            self.k = cast(self.k * self.k_scale.transpose(1, 2), choices.kv_cast)
+            self.v = cast(self.v * self.v_scale, choices.kv_cast)
+            self.k_scale, self.v_scale = torch.ones_like(self.k_scale), torch.ones_like(self.v_scale)
         length, n = problem.contexts[request], problem.kv_lens[request]
         position = torch.arange(length - problem.q_lens[request], length).unsqueeze(1)
         key = torch.arange(n).unsqueeze(0)
@@ -234,22 +243,24 @@ class _Call:
 
     def attend(self) -> tuple[Tensor, Tensor]:
         n = self.k.shape[1]
-        bounds = _cuts(n, self.c.ranks, self.generator)
-        parts = [self.rank(start, stop, alone=len(bounds) == 1) for start, stop in bounds]
+        owned = [range(a, b) for a, b in _cuts(n, self.c.ranks, self.generator)]
+        if self.c.cyclic and self.c.ranks > 1:
+            owned = [range(i, n, self.c.ranks) for i in range(min(n, self.c.ranks))] or [range(0)]
+        parts = [self.rank(keys, alone=len(owned) == 1) for keys in owned]
         out, lse = parts[0] if len(parts) == 1 else self.reduce(parts)
         dead = ~self.visible.any(1)
         out = out.masked_fill(dead.unsqueeze(-1), 0.0)
         return out.transpose(0, 1), (lse / self.unit).masked_fill(dead, -math.inf).transpose(0, 1)
 
-    def rank(self, start: int, stop: int, *, alone: bool) -> tuple[Tensor, Tensor]:
-        bounds = [(start + a, start + b) for a, b in _cuts(stop - start, self.c.splits, self.generator)]
-        if len(bounds) == 1:
-            return self.one_pass(*bounds[0], with_sink=alone)
-        parts = [self.one_pass(a, b, with_sink=False) for a, b in bounds]
+    def rank(self, keys: range, *, alone: bool) -> tuple[Tensor, Tensor]:
+        runs = [keys[a:b] for a, b in _cuts(len(keys), self.c.splits, self.generator)]
+        if len(runs) == 1:
+            return self.one_pass(runs[0], with_sink=alone)
+        parts = [self.one_pass(run, with_sink=False) for run in runs]
         outs = torch.stack([cast(o, self.c.partial_dtype) for o, _ in parts])
         return self.merge(outs, torch.stack([lse for _, lse in parts]), with_sink=alone)
 
-    def one_pass(self, start: int, stop: int, *, with_sink: bool) -> tuple[Tensor, Tensor]:
+    def one_pass(self, run: range, *, with_sink: bool) -> tuple[Tensor, Tensor]:
         """Online softmax over some keys: normalised out [H, t, e], and the log-sum-exp without the sink."""
         c = self.c
         heads, rows = self.q.shape[:2]
@@ -257,7 +268,7 @@ class _Call:
         if with_sink and self.sink is not None and c.sink == "initial":
             m = self.sink.expand(heads, rows)
         total, acc = torch.zeros(heads, rows), torch.zeros(heads, rows, self.v.shape[2])
-        for keys in self.tiles(start, stop):
+        for keys in self.tiles(run):
             s = self.logits(keys)
             raised = torch.maximum(m, s.amax(-1))
             shift = raised.masked_fill(raised == -math.inf, 0.0)
@@ -288,8 +299,9 @@ class _Call:
             return s - m
         return (s.double() * self.later.double() - self.scaled(m).double()).float()
 
-    def tiles(self, start: int, stop: int) -> list[slice]:
-        tiles = [slice(i, min(i + self.c.tile, stop)) for i in range(start, stop, self.c.tile)]
+    def tiles(self, run: range) -> list[slice]:
+        parts = [run[i : i + self.c.tile] for i in range(0, len(run), self.c.tile)]
+        tiles = [slice(part.start, part.stop, part.step) for part in parts]
         if self.c.order == "descending":
             return tiles[::-1]
         if self.c.order == "random":

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from oracle.attention import Solution
+from oracle.budget.bounds import Bounds, Budgets
 from oracle.budget.judge import Judgement, judge
-from oracle.budget.worst_case import Bounds
 from oracle.kinds import LseBase
 from oracle.precision import Precision, Rounding
 from oracle.verdict import Verdict
@@ -209,6 +209,86 @@ def test_lse_bound_of_ln_2_is_vacuous() -> None:
     assert judgement.lse is not None
     assert (judgement.out.verdict, judgement.lse.verdict) == (Verdict.PASS, Verdict.VACUOUS)
     assert judgement.verdict is Verdict.VACUOUS
+
+
+def with_two_bounds(actual: float, tight: float, loose: float, lse_off: float = 0.0, reach: float = 9.0) -> Judgement:
+    """One element, expected 1, with lse 2 of bounds 0.1 and 0.2."""
+
+    def bounds(out: float, lse: float) -> Bounds:
+        return Bounds(
+            torch.full((1, 1, 1), out).double(),
+            torch.full((1, 1), lse).double(),
+            torch.full((1, 1, 1), reach).double(),
+            torch.ones(1, dtype=torch.int64),
+        )
+
+    return judge(
+        torch.full((1, 1, 1), actual),
+        torch.full((1, 1), 2 + lse_off),
+        Solution(torch.ones(1, 1, 1).double(), torch.full((1, 1), 2.0).double()),
+        Budgets(bounds(loose, 0.2), bounds(tight, 0.1), 6.5),
+        out_dtype="fp32",
+        precision=Precision(),
+    )
+
+
+@pytest.mark.parametrize(
+    ("actual", "verdict", "suspects", "failures"),
+    [
+        (1.05, Verdict.PASS, 0, 0),
+        (1.15, Verdict.SUSPECT, 1, 0),
+        (1.25, Verdict.FAIL, 0, 1),
+        (NAN, Verdict.FAIL, 0, 1),
+        (INF, Verdict.FAIL, 0, 1),
+    ],
+)
+def test_between_the_bounds_an_element_is_suspect(
+    actual: float, verdict: Verdict, suspects: int, failures: int
+) -> None:
+    judgement = with_two_bounds(actual, 0.1, 0.2)
+    tally = judgement.out
+    assert (tally.verdict, tally.suspects, tally.failures) == (verdict, suspects, failures)
+    assert judgement.verdict is verdict
+    assert tally.failing_rows == suspects + failures
+    assert tally.worst is not None
+    # The ratio is to the probable bound, and given for what passes too.
+    if math.isfinite(actual):
+        assert tally.worst.ratio == pytest.approx((actual - 1) / 0.1, rel=1e-4)
+    assert (tally.worst.ratio > 1) == (verdict is not Verdict.PASS)
+
+
+def test_a_suspect_log_sum_exp_makes_the_whole_suspect() -> None:
+    judgement = with_two_bounds(1.0, 0.1, 0.2, lse_off=0.15)
+    assert judgement.lse is not None
+    assert (judgement.out.verdict, judgement.lse.verdict, judgement.verdict) == (
+        Verdict.PASS,
+        Verdict.SUSPECT,
+        Verdict.SUSPECT,
+    )
+    failing = with_two_bounds(1.0, 0.1, 0.2, lse_off=0.25)
+    assert failing.verdict is Verdict.FAIL
+
+
+def test_vacuity_goes_by_the_probable_bound() -> None:
+    assert with_two_bounds(1.0, 0.1, 50.0, reach=9.0).verdict is Verdict.PASS
+    assert with_two_bounds(1.0, 10.0, 50.0, reach=9.0).verdict is Verdict.VACUOUS
+    # A suspect is worse than to say nothing.
+    assert with_two_bounds(20.0, 10.0, 50.0, reach=9.0).verdict is Verdict.SUSPECT
+
+
+def test_no_bound_in_either_sense_allows_anything() -> None:
+    assert with_two_bounds(NAN, INF, INF).verdict is Verdict.VACUOUS
+    assert with_two_bounds(NAN, 0.1, INF).verdict is Verdict.SUSPECT
+
+
+@pytest.mark.parametrize(
+    ("actual", "expected", "accepted"),
+    [(-0.0, 0.0, True), (0.0, -0.0, True), (-1e-45, 0.0, False), (1e-45, -0.0, False)],
+)
+def test_the_sign_of_zero_is_free(actual: float, expected: float, accepted: bool) -> None:
+    """Which zero a sum of cancelling terms gives depends on their order; the smallest number is no zero."""
+    actual = float(torch.tensor(actual))
+    assert passes(actual, expected, 0.0, "fp32") is accepted
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""No correct kernel exceeds the worst-case bound, whatever it legitimately chooses, whatever the data."""
+"""No correct kernel exceeds its bounds, worst-case or probable, whatever it legitimately chooses, whatever the data."""
 
 import math
 from dataclasses import replace
@@ -6,10 +6,11 @@ from statistics import median
 
 import pytest
 import torch
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.nn.attention.flex_attention import flex_attention
 
 from oracle.attention import solve
-from oracle.budget.judge import judge
-from oracle.budget.worst_case import worst_case
+from oracle.budget import budgets, chance, judge
 from oracle.precision import Precision
 from oracle.problem import Problem
 from oracle.verdict import Verdict
@@ -29,6 +30,7 @@ def choices(seed: int, input_dtype: str) -> Choices:
         ("e4m3fn", 256.0),
         ("e4m3fnuz", 240.0),
         ("e5m2", 100.0),
+        ("e5m2fnuz", 57344.0),
     )
     splits, ranks = pick((1, 1), (1, 1), (2, 1), (5, 1), (1, 2), (3, 3))
     return Choices(
@@ -51,6 +53,7 @@ def choices(seed: int, input_dtype: str) -> Choices:
         partial_dtype=pick("fp32", "bf16", "fp16"),
         merge=pick("maximum", "absolute"),
         ranks=ranks,
+        cyclic=pick(True, False),
         rank_dtype=pick("fp32", "bf16"),
         reduce_dtype=pick("fp32", "bf16"),
         sink=pick("merge", "initial"),
@@ -58,6 +61,7 @@ def choices(seed: int, input_dtype: str) -> Choices:
         out_dtype=pick("bf16", "fp16", "fp32"),
         out_truncated=pick(False, False, True),
         tanh_noise=pick(0.0, 2.0**-12),
+        kv_cast=pick(None, None, "bf16", "fp16", "e4m3fn"),
         seed=seed,
     )
 
@@ -67,6 +71,7 @@ def plain(choice: Choices) -> Choices:
     return replace(
         choice,
         q_cast=None,
+        kv_cast=None,
         qk_product=None,
         logit_dtype="fp32",
         p_dtype="bf16",
@@ -84,16 +89,19 @@ def measure(seed: int, choice: Choices) -> dict[str, float]:
     case, dtype, family = problem(seed)
     choice = replace(choice, seed=seed)
     result, solution = run(case, choice), solve(case)
-    bounds = worst_case(case, choice.precision(), input_dtype=dtype)
+    both = budgets(case, choice.precision(), input_dtype=dtype)
+    bounds = both.probable
     label = f"seed {seed}, {family}, {dtype}, {choice}"
     error = (result.exact_out.double() - solution.out).abs()
     # Where nothing is promised anything goes; elsewhere the error before rounding is below the bound.
     assert bool(((error <= bounds.out) | (bounds.out == math.inf)).all()), label
+    for tight, loose in ((bounds.out, both.worst_case.out), (bounds.lse, both.worst_case.lse)):
+        assert bool((tight <= loose).all()), label
     verdict = judge(
         result.out,
         result.lse,
         solution,
-        bounds,
+        both,
         out_dtype=choice.out_dtype,
         precision=choice.precision(),
     )
@@ -122,20 +130,105 @@ def test_an_ordinary_kernel_comes_near_its_bound() -> None:
     assert max(worst) > 0.3
 
 
-@pytest.mark.parametrize("dtype", ["bf16", "fp16", "fp32"])
-@pytest.mark.parametrize("n", [40, 700])
-def test_torch_attention_is_within_its_bounds(dtype: str, n: int) -> None:
-    """A kernel that is not ours: torch's on the CPU, which casts weights to the dtype of the input."""
+def one_dimension(logits: torch.Tensor, values: torch.Tensor, sink: float | None = None) -> Problem:
+    """One query whose logits and values are as given, [n]."""
+    n, k, q = len(logits), torch.zeros(len(logits), 1, 16), torch.zeros(1, 1, 16)
+    k[:, 0, 0], q[..., 0] = logits, 1
+    sinks = None if sink is None else torch.tensor([sink])
+    return Problem(q=q, k=k, v=values.view(n, 1, 1), q_lens=(1,), kv_lens=(n,), scale=1.0, causal=False, sinks=sinks)
+
+
+@pytest.mark.parametrize("tile", [64, 80])
+@pytest.mark.parametrize("order", ["ascending", "descending"])
+def test_weights_that_follow_a_rising_maximum(tile: int, order: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every weight is just below 1 when it is cast, and rounds up: no chance in that, so the cast is simulated."""
+    ramp = torch.linspace(-0.1, 0.1, 16000)
+    case = one_dimension(ramp if order == "ascending" else ramp.flip(0), torch.ones(16000))
+    choice = Choices(tile=tile, order=order, p_dtype="bf16", out_dtype="fp32")
+    error = (run(case, choice).exact_out.double() - solve(case).out).abs()
+
+    def bound() -> torch.Tensor:
+        # The smallest tile of the precision is smaller than the kernel's.
+        return budgets(case, replace(choice.precision(), tile=16), input_dtype="fp32").probable.out
+
+    assert bool((error <= bound()).all())
+    monkeypatch.setattr(chance, "_TILES", 0)
+    assert bool((error > bound()).all())
+
+
+def test_weights_below_a_sink_that_is_the_first_maximum(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Near-equal logits far below it share one cell of the format."""
+    gen = torch.Generator().manual_seed(0)
+    case = one_dimension(1e-3 * torch.rand(2000, generator=gen), torch.ones(2000), sink=6.69)
+    choice = Choices(p_dtype="e5m2fnuz", p_scale=57344.0, sink="initial", sum_rounded=True, out_dtype="fp32")
+    error = (run(case, choice).lse.double() - solve(case).lse).abs()
+
+    def bound() -> torch.Tensor:
+        return budgets(case, choice.precision(), input_dtype="fp32").probable.lse
+
+    assert bool((error <= bound()).all())
+    maxima = chance._running_maxima
+    monkeypatch.setattr(chance, "_running_maxima", lambda found, a, sinks: maxima(found, a, False))
+    assert bool((error > bound()).all())
+
+
+def test_keys_that_are_repeated_round_alike(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A thousand copies of few keys err as few keys do, which quadrature over all of them would not allow."""
+    gen = torch.Generator().manual_seed(0)
+    q, k, v = (torch.randn(m, 1, 64, generator=gen).bfloat16() for m in (1, 4, 4))
+    case = Problem(
+        q=q * 3, k=k.repeat(1000, 1, 1), v=v.repeat(1000, 1, 1), q_lens=(1,), kv_lens=(4000,), scale=0.125, causal=False
+    )
+    choice = Choices(tile=64, qk_product="bf16")
+    error = (run(case, choice).lse.double() - solve(case).lse).abs()
+    assert bool((error <= budgets(case, choice.precision(), input_dtype="bf16").probable.lse).all())
+    monkeypatch.setattr(chance, "_multiplicity", torch.ones_like)
+    assert bool((error > budgets(case, choice.precision(), input_dtype="bf16").probable.lse).all())
+
+
+FLASH = Precision(source="casts weights to the dtype of the input", qk_product=None, row_sum_of_rounded_p=False)
+EAGER = replace(FLASH, source="rounds logits, and weights once normalised", logit_dtype="input", p_normalised=True)
+
+
+def torch_case(n: int, dtype: str) -> tuple[Problem, list[torch.Tensor]]:
+    """A causal problem, and its operands as torch wants them."""
     gen = torch.Generator().manual_seed(n)
     q, k, v = (torch.randn(n, 4, 32, generator=gen).to(DTYPES[dtype]) for _ in range(3))
     case = Problem(q=q, k=k, v=v, q_lens=(n,), kv_lens=(n,), scale=32**-0.5)
-    out = torch.nn.functional.scaled_dot_product_attention(
-        *(x.transpose(0, 1).unsqueeze(0) for x in (q, k, v)), is_causal=True
-    )
-    precision = Precision(source="its source", qk_product=None, row_sum_of_rounded_p=False)
-    bounds = worst_case(case, precision, input_dtype=dtype)
-    judgement = judge(out[0].transpose(0, 1), None, solve(case), bounds, out_dtype=dtype, precision=precision)
-    assert judgement.verdict is Verdict.PASS, judgement
+    return case, [x.transpose(0, 1).unsqueeze(0) for x in (q, k, v)]
+
+
+def judged(case: Problem, out: torch.Tensor, dtype: str, precision: Precision) -> Verdict:
+    both = budgets(case, precision, input_dtype=dtype)
+    return judge(out[0].transpose(0, 1), None, solve(case), both, out_dtype=dtype, precision=precision).verdict
+
+
+@pytest.mark.parametrize("dtype", ["bf16", "fp16", "fp32"])
+@pytest.mark.parametrize("n", [40, 700])
+@pytest.mark.parametrize("backend", [SDPBackend.FLASH_ATTENTION, SDPBackend.MATH])
+def test_torch_attention_is_within_its_bounds(dtype: str, n: int, backend: SDPBackend) -> None:
+    """A kernel that is not ours: torch's on the CPU. Its mathematical one keeps float32 inside."""
+    case, operands = torch_case(n, dtype)
+    with sdpa_kernel(backend):
+        out = torch.nn.functional.scaled_dot_product_attention(*operands, is_causal=True)
+    precision = replace(FLASH, p_dtype=None) if backend is SDPBackend.MATH else FLASH
+    assert judged(case, out, dtype, precision) is Verdict.PASS
+
+
+@pytest.mark.parametrize("dtype", ["bf16", "fp16", "fp32"])
+@pytest.mark.parametrize("n", [40, 300])
+@pytest.mark.filterwarnings("ignore")
+def test_flex_attention_is_within_its_bounds(dtype: str, n: int) -> None:
+    """Run eagerly it rounds logits to the dtype of the input, and weights after they are normalised."""
+    case, operands = torch_case(n, dtype)
+
+    def causal(score: torch.Tensor, b: object, h: object, i: torch.Tensor, j: torch.Tensor) -> torch.Tensor:
+        return torch.where(i >= j, score, -math.inf)
+
+    out = flex_attention(*operands, score_mod=causal)
+    assert judged(case, out, dtype, EAGER) is Verdict.PASS
+    if dtype == "bf16":
+        assert judged(case, out, dtype, FLASH) is not Verdict.PASS
 
 
 @pytest.mark.slow

@@ -1,0 +1,1 @@
+"""Why a target is wrong."""
