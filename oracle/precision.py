@@ -114,6 +114,9 @@ class Precision:
     row_sum_of_rounded_p: bool | None = None
     """True: the denominator adds rounded weights; None: unknown."""
     pv: MatrixUnit = MatrixUnit()
+    sink_first: bool | None = None
+    """False: sinks join when parts are merged or at the end, so that weights are formed against the largest logit of
+    a key; True: the running maximum starts at the sink; None: unknown."""
 
     tile: int = 16
     """the smallest number of keys that one step of the online softmax takes."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import math
 from collections.abc import Callable
 
@@ -20,6 +21,9 @@ SEED = 2
 REQUESTS, CONTEXT = 4, 8192
 KV_HEADS, GROUP, DIM = 4, 4, 128
 THREADS = 2
+
+SUITE = "suites.tolerance"
+"""Emulated kernels and faults are a suite, above this room: it is loaded by name, as the built-in targets are."""
 
 
 def decode_problem(device: str) -> Problem:
@@ -66,3 +70,15 @@ def _cost(device: str, name: str, budget: Callable[..., object]) -> Figure:
         False,
         shown(found),
     )
+
+
+def detected() -> Figure:
+    """Share of the emulated faults that the probable budget detects."""
+    figure: Figure = importlib.import_module(f"{SUITE}.detection").share_detected()
+    return figure
+
+
+def tightness() -> Figure:
+    """How near to the probable budget the errors of correct kernels come."""
+    figure: Figure = importlib.import_module(f"{SUITE}.tightness").tightness()
+    return figure

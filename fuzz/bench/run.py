@@ -15,8 +15,6 @@ from fuzz.bench.report import NAMES, BenchReport, Figure, NotMeasured, UnknownFi
 from oracle.kinds import Engine
 
 NOT_YET = {
-    names.TIGHTNESS: "comes with the probable budget and its emulated kernels",
-    names.DETECTED: "comes with the probable budget and its emulated faults",
     names.FUZZ_CPU: "the naive loop to compare with is not written yet",
     names.FUZZ_CUDA: "the naive loop to compare with is not written yet",
 }
@@ -75,6 +73,8 @@ _ON_CPU: dict[str, Measure] = {
     names.ORACLE_CPU: oracle.cpu_vs_sdpa,
     names.WORST_CASE: partial(budget.worst_case_cost, "cpu"),
     names.PROBABLE: partial(budget.probable_cost, "cpu"),
+    names.TIGHTNESS: budget.tightness,
+    names.DETECTED: budget.detected,
     names.INTERPRETER: emulator.vs_interpreter,
     names.BATCHED: emulator.batched_vs_serial,
     names.PLUGIN: plugin.import_ms,

@@ -10,6 +10,8 @@ from torch import Tensor
 from oracle.budget.formats import FP32, Format, format_named
 from oracle.precision import Accumulation, Precision
 
+_FEW_ULPS = 8 * 2.0**-23
+
 
 class Arithmetic:
     """A `Precision` read for rows with `count` visible keys: formats resolved, operations counted."""
@@ -31,6 +33,12 @@ class Arithmetic:
         self.merges = [n for n in (precision.max_splits, precision.ranks) if n > 1]
         """How many partial results are merged at each level."""
         self.tiny = FP32.absolute_error(precision.flush_subnormals)
+
+    @property
+    def exact_at_zero(self) -> bool:
+        """Whether exp(0) is 1. Libraries and instructions of a few ulp say so; a coarse polynomial may miss it, as that
+        of torch's vectorised exponential for bf16 does."""
+        return self.precision.exp_error <= _FEW_ULPS
 
     @property
     def exact_integers(self) -> float:

@@ -338,7 +338,7 @@ def _running_maxima(found: Judged, a: Arithmetic, sinks: bool) -> Iterator[Tenso
     highest = s.amax(-1, keepdim=True)
     highest = highest.masked_fill(highest == -math.inf, 0.0)
     yield from (highest - i / _OFFSETS * math.log(2.0) for i in range(_OFFSETS))
-    if sinks:
+    if sinks and a.precision.sink_first is not False:
         yield found.weights.top
     for i in range(_TILES):
         tile = min(a.precision.tile << i, n)

@@ -148,10 +148,10 @@ def _tally(values: _Values, fmt: Format, rounding: Rounding, empty: Tensor, expe
     expected = expected.masked_fill(hollow, 0.0 if expected_empty is None else expected_empty)
     bound = values.bound.masked_fill(hollow, 0.0)
     judged = ~hollow if expected_empty is None else torch.ones_like(hollow)
-    beyond = judged & ~_passes(actual, expected, bound, rounding)
+    beyond = judged & ~passes(actual, expected, bound, rounding)
     failed = beyond
     if values.last is not values.bound and bool(beyond.any()):
-        failed = beyond & ~_passes(actual, expected, values.last.masked_fill(hollow, 0.0), rounding)
+        failed = beyond & ~passes(actual, expected, values.last.masked_fill(hollow, 0.0), rounding)
     vacuous = judged & values.vacuous & (bound > 0)
     elements, failures, suspects, hollow_count = (int(x.sum()) for x in (judged, failed, beyond & ~failed, vacuous))
     verdict = Verdict.PASS
@@ -172,8 +172,8 @@ def _tally(values: _Values, fmt: Format, rounding: Rounding, empty: Tensor, expe
     )
 
 
-def _passes(actual: Tensor, expected: Tensor, bound: Tensor, rounding: Rounding) -> Tensor:
-    """Elementwise, by the rules that the module states."""
+def passes(actual: Tensor, expected: Tensor, bound: Tensor, rounding: Rounding) -> Tensor:
+    """Elementwise, by the rules that the module states: whether `actual` is within `bound` of `expected`."""
     numbers = expected.masked_fill(expected.isnan(), 0.0)
     if rounding is Rounding.NEAREST_EVEN:
         low, high = interval(numbers, bound, actual.dtype)

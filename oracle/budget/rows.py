@@ -11,9 +11,9 @@ exactly. The bounds follow from |d_j| <= eps_j, |n_j| <= eta_j, |z| <= zeta, wit
 nothing is dropped as second order. Errors common to all keys move o by no more than the values' spread.
 
 Assumed of a kernel, beside what its `Precision` says: its running maximum is the largest logit met so far
-(or the sink, if larger), one number wherever it is used, so that its own error cancels; tiles follow the
-order of positions; casts whose rounding has no field in `Precision` round to nearest; split results are
-normalised before they are stored; merge weights and log-sum-exp are float32.
+(or the sink, if larger and not known to come later), one number wherever it is used, so that its own error
+cancels; tiles follow the order of positions; casts whose rounding has no field in `Precision` round to nearest;
+split results are normalised before they are stored; merge weights and log-sum-exp are float32.
 """
 
 from __future__ import annotations
@@ -105,10 +105,10 @@ def logits_of(rows: Rows, a: Arithmetic, chance: bool) -> Logits:
         fixed = _product_sums(moved, rows, 1) * k_factor
         q_size = q_size + moved
     size = _product_sums(q_size, rows, 1).mul_(k_factor)
-    key_error = _key_cast_error(rows, a)
+    key_error, moved_keys = _key_cast_error(rows, a), torch.zeros(())
     if key_error is not None:
-        moved = q_size @ key_error.transpose(1, 2)
-        fixed, size = fixed + moved, size + moved
+        moved_keys = q_size @ key_error.transpose(1, 2)
+        fixed, size = fixed + moved_keys, size + moved_keys
     terms = torch.tensor(float(rows.q.shape[2]), dtype=torch.float64)
     product = 0.0 if a.product is None else a.product.unit_roundoff
     relative = compound(product, float(contraction(p.qk, terms)), p.scale_error, _DESCALE * UNIT)
@@ -123,7 +123,8 @@ def logits_of(rows: Rows, a: Arithmetic, chance: bool) -> Logits:
         width = size * spread
         if product:
             square = _product_sums(q_size, rows, 2).mul_((k_factor * product).square())
-            width = width.square_().add_(square).sqrt_()
+            # Products of keys that were cast: at most their own size more.
+            width = width.square_().add_(square).sqrt_().add_(moved_keys * product)
         width.mul_(1 + relative)
         systematic = (size * compound(bias, p.scale_error, _DESCALE * UNIT)).add_(fixed)
         systematic = _round_logit(s, systematic, 1 + unit_of_product, a)
@@ -173,13 +174,18 @@ def _key_cast_error(rows: Rows, a: Arithmetic) -> Tensor | None:
     return _cast_error(rows.k * rows.k_factor.transpose(1, 2), a.kv_cast, a)
 
 
+def _values_as_stored(rows: Rows, a: Arithmetic) -> bool:
+    """Whether values are used as they are stored: not cast, or to a format that holds them."""
+    return a.kv_cast is None or (rows.v_stored is not None and holds(a.kv_cast, rows.v_stored))
+
+
 def _value_cast_error(rows: Rows, a: Arithmetic, size: Tensor, weight: Tensor) -> Tensor | float:
     """Bound on what casting descaled values does to the numerator. size: sum of w |v|, weight: sum of w.
 
     Values that are alike round alike: nothing averages out.
     """
     fmt = a.kv_cast
-    if fmt is None or (rows.v_stored is not None and holds(fmt, rows.v_stored)):
+    if fmt is None or _values_as_stored(rows, a):
         return 0.0
     error = size * fmt.unit_roundoff + weight * a.absolute(fmt)
     return error.masked_fill(rows.reach > fmt.max, math.inf)
@@ -243,10 +249,12 @@ class Weights:
         below = (top - s).masked_fill_(no_weight, 0.0)
         error = exponential(size, below, top, logit_error, a)
         peak = (s + logit_error).amax(-1, keepdim=True).sub_(largest)
-        exact = size + below + logit_error + peak <= _NOTHING
+        exact = (size + below + logit_error + peak <= _NOTHING) & a.exact_at_zero
         error.masked_fill_(exact, 0.0)
         highest = (s + error).amax(-1, keepdim=True).sub_(largest).clamp_(min=0.0)
-        depth = below + error + highest
+        # What a weight is formed against: without the sink, unless that may come first.
+        first = largest if a.precision.sink_first is False else top
+        depth = (first - s).masked_fill_(no_weight, 0.0).add_(error).add_(highest)
         error += (a.rescales * a.exp_error) * ~exact
         error += _merge_error(size, below, top, full_lse, a)
         error.masked_fill_(no_weight, 0.0)
@@ -259,7 +267,7 @@ class Weights:
         all_exact = (exact | no_weight).all(-1, keepdim=True)
         return Weights(
             exact=exact,
-            integer=all_exact & (a.count * rows.values.levels <= a.exact_integers),
+            integer=all_exact & (a.count * rows.values.levels <= a.exact_integers) & _values_as_stored(rows, a),
             p=p,
             excess=error.expm1().mul_(p),
             deficit=error.neg_().expm1_().neg_().mul_(p),

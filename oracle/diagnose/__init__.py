@@ -1,1 +1,6 @@
-"""Why a target is wrong."""
+"""Why a target is wrong: counterfactual solves over neighbouring conventions and inputs, ranked, within budget."""
+
+from oracle.diagnose.model import Diagnosis, Kind, Surroundings
+from oracle.diagnose.search import diagnose
+
+__all__ = ["Diagnosis", "Kind", "Surroundings", "diagnose"]

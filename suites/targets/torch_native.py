@@ -4,13 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import cache
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from oracle import Convention, Precision, Supports, declare
 from oracle.convention import DefaultScale, LseLayout, Window, WindowMeaning
+from oracle.kinds import Engine
+from oracle.precision import Accumulation, MatrixUnit
 
 CONVENTION = Convention(
     source="torch documentation, torch.nn.functional.scaled_dot_product_attention",
@@ -49,6 +54,57 @@ SUPPORTS = Supports(
     num_kv_heads=(1, 2, 3),
     group_sizes=(1, 4),
     features=frozenset({"window", "non_causal", "chunked", "custom_scale", "strided"}),
+)
+
+MATH = Precision(
+    source="aten/src/ATen/native/transformers/attention.cpp, _scaled_dot_product_attention_math: operands in float32, "
+    "query and key each times the root of the scale, weights normalised in float32",
+    # The roots round both factors of a product, and the product is rounded.
+    qk=MatrixUnit(unit_roundoff=2.0**-23),
+    qk_product="fp32",
+    p_dtype=None,
+    row_sum_of_rounded_p=False,
+    tile=1 << 20,
+)
+
+TENSOR_CORES = MatrixUnit(
+    accumulation=Accumulation.FUSED, block=8, fraction_bits=24, unit_roundoff=2.0**-23, toward_zero=True
+)
+"""mma.sync of bf16 and fp16 from Ampere on, the loosest of them (microsoft/MMA-Sim, arXiv 2511.10909)."""
+
+FLASH = Precision(
+    source="aten/src/ATen/native/transformers/cuda/flash_attn: softmax.h and flash_fwd_kernel.h: float32 logits and "
+    "row sums, exp2, weights cast to the input dtype",
+    qk=TENSOR_CORES,
+    qk_product=None,
+    p_dtype="input",
+    row_sum_of_rounded_p=False,
+    pv=TENSOR_CORES,
+    tile=32,
+)
+
+FLEX = Precision(
+    source="torch/_inductor/kernel/flex/templates, flex_attention.py.jinja and flex_decode.py.jinja: float32 logits "
+    "and row sums, exp2, weights cast to the dtype of the values, partial results in float32",
+    qk=TENSOR_CORES,
+    qk_product=None,
+    p_dtype="input",
+    row_sum_of_rounded_p=False,
+    pv=TENSOR_CORES,
+    max_splits=256,
+)
+FLEX_FLOAT32 = replace(
+    FLEX, source=f"{FLEX.source}; float32 products in full (IEEE) precision", qk=MatrixUnit(), pv=MatrixUnit()
+)
+
+FLEX_EAGER = Precision(
+    source="torch/_higher_order_ops/flex_attention.py, math_attention: logits and softmax in float32, weights cast to "
+    "the input dtype once they are normalised",
+    qk_product=None,
+    p_dtype="input",
+    p_normalised=True,
+    row_sum_of_rounded_p=False,
+    tile=1 << 20,
 )
 
 
@@ -147,3 +203,141 @@ def _with_lse(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, scale: float | None
     expanded = padded.expand(1, q.shape[1], *bias.shape)
     result = aten._scaled_dot_product_efficient_attention(q, k, v, expanded, True, 0.0, False, scale=scale)
     return result[0], result[1]
+
+
+def _torch_can(engine: Engine) -> str | None:
+    return "torch's CUDA kernels need an NVIDIA GPU" if engine is not Engine.CUDA else None
+
+
+@declare.varlen_extend(name="torch.sdpa_math", convention=CONVENTION, precision=MATH, supports=SUPPORTS)
+def sdpa_math(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    q_indptr: Tensor,
+    kv_indptr: Tensor,
+    *,
+    causal: bool,
+    scale: float | None,
+    window: int,
+    **_: None,
+) -> Tensor:
+    """Attention as a composition of matrix products and a softmax."""
+
+    def attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, scale: float | None) -> tuple[Tensor, None]:
+        with sdpa_kernel(SDPBackend.MATH):
+            return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=scale), None
+
+    return _by_request(attend, q, k, v, q_indptr, kv_indptr, causal, window, scale)[0]
+
+
+@declare.varlen_extend(
+    name="torch.sdpa_flash",
+    convention=replace(CONVENTION_LSE, window=Window()),
+    precision=FLASH,
+    supports=replace(SUPPORTS, dtypes=("bf16", "fp16"), features=SUPPORTS.features - {"window"}),
+    engines=(Engine.CUDA,),
+    unavailable=_torch_can,
+)
+def sdpa_flash(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    q_indptr: Tensor,
+    kv_indptr: Tensor,
+    *,
+    causal: bool,
+    scale: float | None,
+    **_: None,
+) -> tuple[Tensor, Tensor]:
+    """The flash kernel, which takes no mask; its own causality is aligned at the bottom right."""
+
+    def attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, scale: float | None) -> tuple[Tensor, Tensor]:
+        result = torch.ops.aten._scaled_dot_product_flash_attention(q, k, v, 0.0, causal, False, scale=scale)
+        return result[0], result[1]
+
+    return _by_request(attend, q, k, v, q_indptr, kv_indptr, causal, 0, scale)
+
+
+def _flex(attention: Callable[..., Any]) -> Attend:
+    """`attention` (flex_attention, compiled or not) with our mask as its mask_mod."""
+    # Imported late: it brings half of the compiler along.
+    from torch.nn.attention.flex_attention import AuxRequest, create_block_mask
+
+    def attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, scale: float | None) -> tuple[Tensor, Tensor]:
+        def visible(batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
+            return mask[query, key]
+
+        blocks = create_block_mask(visible, None, None, *mask.shape, device=str(q.device))
+        out, aux = attention(q, k, v, block_mask=blocks, scale=scale, return_aux=AuxRequest(lse=True))
+        return out, aux.lse
+
+    return attend
+
+
+@cache
+def _compiled_flex() -> Callable[..., Any]:
+    from torch.nn.attention.flex_attention import flex_attention
+
+    compiled: Callable[..., Any] = torch.compile(flex_attention, dynamic=True)
+    return compiled
+
+
+def _eager_flex(*operands: Tensor, **options: Any) -> Any:
+    """flex_attention as it stands. By itself it would be traced anew for each shape, to the same arithmetic."""
+    from torch.nn.attention import flex_attention as module
+
+    before = module._FLEX_ATTENTION_DISABLE_COMPILE_DEBUG
+    module._FLEX_ATTENTION_DISABLE_COMPILE_DEBUG = True
+    try:
+        return module.flex_attention(*operands, **options)
+    finally:
+        module._FLEX_ATTENTION_DISABLE_COMPILE_DEBUG = before
+
+
+@declare.varlen_extend(
+    name="torch.flex",
+    convention=replace(CONVENTION_LSE, source="torch documentation, torch.nn.attention.flex_attention"),
+    precision={"bf16": FLEX, "fp16": FLEX, "fp32": FLEX_FLOAT32},
+    supports=SUPPORTS,
+    engines=(Engine.CUDA,),
+    unavailable=_torch_can,
+)
+def flex(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    q_indptr: Tensor,
+    kv_indptr: Tensor,
+    *,
+    causal: bool,
+    scale: float | None,
+    window: int,
+    **_: None,
+) -> tuple[Tensor, Tensor]:
+    """The compiled kernel: Triton's, and for few queries the one that splits the keys."""
+    return _by_request(_flex(_compiled_flex()), q, k, v, q_indptr, kv_indptr, causal, window, scale)
+
+
+@declare.varlen_extend(
+    name="torch.flex_eager",
+    convention=replace(CONVENTION_LSE, source="torch documentation, torch.nn.attention.flex_attention"),
+    precision=FLEX_EAGER,
+    supports=SUPPORTS,
+    # On a GPU its second product may be split into partial sums of its own dtype.
+    engines=(Engine.EMULATOR,),
+)
+def flex_eager(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    q_indptr: Tensor,
+    kv_indptr: Tensor,
+    *,
+    causal: bool,
+    scale: float | None,
+    window: int,
+    **_: None,
+) -> tuple[Tensor, Tensor]:
+    """The same operator without a compiler, as torch's reference for it on the CPU."""
+    return _by_request(_flex(_eager_flex), q, k, v, q_indptr, kv_indptr, causal, window, scale)

@@ -93,6 +93,7 @@ class Choices:
             p_rounding=Rounding.TOWARD_ZERO if self.p_truncated else Rounding.NEAREST_EVEN,
             row_sum_of_rounded_p=self.sum_rounded,
             pv=UNITS[self.unit],
+            sink_first=None if self.sink == "initial" else False,
             tile=self.tile,
             key_order=KeyOrder.ASCENDING if self.order == "ascending" else KeyOrder.ANY,
             max_splits=self.splits,

@@ -43,6 +43,7 @@ LOOSENINGS: list[tuple[dict[str, Any], dict[str, Any]]] = [
     ({}, {"p_dtype": "bf16"}),
     ({"p_dtype": "bf16"}, {"p_dtype": "bf16", "p_rounding": Rounding.TOWARD_ZERO}),
     ({"p_dtype": "bf16"}, {"p_dtype": "bf16", "row_sum_of_rounded_p": None}),
+    ({"p_dtype": "bf16", "sink_first": False}, {"p_dtype": "bf16"}),
     ({"p_dtype": "bf16", "row_sum_of_rounded_p": True}, {"p_dtype": "bf16", "row_sum_of_rounded_p": None}),
     ({"p_dtype": "bf16"}, {"p_dtype": "e4m3fn", "p_scale": 448.0}),
     ({"p_dtype": "e4m3fn", "p_scale": 448.0}, {"p_dtype": "e4m3fn", "p_scale": 256.0}),

@@ -1,0 +1,537 @@
+"""Hypotheses about keys: missing, extra, stale, exchanged, and ranges of them; proposed by linear algebra.
+
+Where several requests fail, the best proposal of each is made for all of them at once.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from oracle.attention import Solution
+from oracle.diagnose import scores
+from oracle.diagnose.conventions import window_of
+from oracle.diagnose.hypothesis import Hypothesis, unchanged
+from oracle.diagnose.model import Kind
+from oracle.diagnose.quick import View
+from oracle.diagnose.rows import Row, describe_rows, key_index, visible
+from oracle.diagnose.scene import Scene
+from oracle.diagnose.weights import Weights, weights
+from oracle.problem import Descale, Problem
+from oracle.rounding import widen
+
+REQUESTS = 4
+"""Failing requests for which keys are proposed; with more of them, a fault of single keys is not looked for."""
+_ROWS = 16
+_RANGE_ROWS = 4
+_PAGE_ROWS = 2
+_CUTS = 256
+_PAGES = 512
+_BEST = 2
+_EVIDENCE = 3
+"""Rows of a kv head that it takes to say something about an unknown key."""
+
+Pick = Callable[[Row, Tensor], Tensor]
+"""The keys of a row, given those that it is to see."""
+
+
+@dataclass(frozen=True, eq=False)
+class Edit:
+    """A change of the keys of one request. name: edits of one name are combined over requests.
+
+    unknown: by kv head, the value of a key whose weight only the returned log-sum-exp tells. replaced: values by key
+    and kv head. fitted, rank: as in `Hypothesis`.
+    """
+
+    name: str
+    kind: Kind
+    detail: str
+    parameters: Mapping[str, Any]
+    pick: Pick
+    stale: bool = False
+    unknown: Mapping[int, Tensor] = field(default_factory=dict)
+    replaced: Mapping[int, Mapping[int, Tensor]] = field(default_factory=dict)
+    fitted: int = 0
+    rank: int = 0
+
+
+def hypotheses(scene: Scene, tokens: Sequence[int]) -> Iterator[Hypothesis]:
+    """Proposals for the failing rows among `tokens`."""
+    cells = _cells(scene, tokens, scene.failing)
+    if not cells or len(cells) > REQUESTS:
+        return
+    # What is stored is the same for every row that reads it, also for those whose error is within budget.
+    failing_heads = scene.failing.any(0).view(scene.subject.problem.kv_heads, -1).any(1)
+    reading = failing_heads.repeat_interleave(scene.subject.problem.group).expand_as(scene.failing)
+    readers = _cells(scene, tokens, reading)
+    edits: dict[int, list[Edit]] = {}
+    for request, by_head in cells.items():
+        found = _weights(scene, request, by_head)
+        edits[request] = [*_edits(scene, found), *_unknown(_few(_weights(scene, request, readers[request]), _ROWS))]
+        if len(cells) == 1:
+            yield from _windows(scene, found[0])
+    if len(edits) == 1:
+        ((request, own_edits),) = edits.items()
+        for edit in own_edits:
+            yield _hypothesis(scene, {request: edit})
+        return
+    first: dict[int, dict[str, Edit]] = {r: {} for r in edits}
+    for request, own_edits in edits.items():
+        for edit in own_edits:
+            first[request].setdefault(edit.name, edit)
+    for name in next(iter(first.values())):
+        if all(name in named for named in first.values()):
+            yield _hypothesis(scene, {r: named[name] for r, named in first.items()})
+
+
+def _weights(scene: Scene, request: int, by_head: Mapping[int, Sequence[tuple[int, int]]]) -> list[Weights]:
+    return [
+        weights(scene.subject, scene.extended, scene.base.solution, request, kv_head, own)
+        for kv_head, own in by_head.items()
+    ]
+
+
+def _few(found: Sequence[Weights], most: int) -> list[Weights]:
+    return [x.few(most) for x in found]
+
+
+def _cells(scene: Scene, tokens: Sequence[int], wanted: Tensor) -> dict[int, dict[int, list[tuple[int, int]]]]:
+    """The (token, query head) that are `wanted` and have finite results, by request and kv head."""
+    subject = scene.subject
+    finite = widen(subject.out).isfinite().all(-1)
+    if subject.lse is not None:
+        finite &= widen(subject.lse).isfinite()
+    finite &= scene.base.solution.lse.isfinite()
+    found: dict[int, dict[int, list[tuple[int, int]]]] = {}
+    for row in describe_rows(subject.problem, tokens):
+        for head in (wanted[row.token] & finite[row.token]).nonzero().flatten().tolist():
+            by_head = found.setdefault(row.request, {})
+            by_head.setdefault(head // subject.problem.group, []).append((row.token, head))
+    return found
+
+
+def _best(score: Tensor, most: int = _BEST) -> list[int]:
+    """Indices of the least scores, best first; none that is impossible."""
+    order = score.flatten().argsort(stable=True)[:most].tolist()
+    return [i for i in order if float(score.flatten()[i]) < 1e29]
+
+
+def _edits(scene: Scene, found: Sequence[Weights]) -> Iterator[Edit]:
+    few = _few(found, _ROWS)
+    yield from _tails(few)
+    yield from _single(few)
+    yield from _ranges(scene, _few(found, _RANGE_ROWS))
+    yield from _ranks(few)
+    yield from _pages(scene, _few(found, _PAGE_ROWS))
+
+
+def _sum(found: Sequence[Weights], score: Callable[[Weights], Tensor]) -> Tensor:
+    total = score(found[0])
+    for x in found[1:]:
+        total = total + score(x)
+    return total
+
+
+def _name(x: Weights, key: int) -> str:
+    return f"key {key}" if key < x.count else f"the slot {key - x.count} past the end"
+
+
+def without(*keys: int) -> Pick:
+    """All but these keys."""
+    lost = torch.tensor(keys)
+    return lambda row, seen: seen[~torch.isin(seen, lost)]
+
+
+def also(*keys: int) -> Pick:
+    """These keys as well, if they are not seen anyway."""
+    more = torch.tensor(keys)
+    return lambda row, seen: torch.cat([seen, more[~torch.isin(more, seen)]])
+
+
+def _single(found: Sequence[Weights]) -> Iterator[Edit]:
+    first = found[0]
+    for key in _best(_sum(found, lambda x: scores.one_key(x, -1, x.seen))):
+        yield Edit("missing", Kind.MISSING_KEY, f"missing_key: key {key} is not seen", {"key": key}, without(key))
+    for key in _best(_sum(found, lambda x: scores.one_key(x, 1, x.seen))):
+        yield Edit(
+            "twice",
+            Kind.EXTRA_KEY,
+            f"extra_key: key {key} counts twice",
+            {"key": key, "times": 2},
+            lambda row, seen, key=key: torch.cat([seen, seen[seen == key]]),  # type: ignore[misc]
+        )
+    for key in _best(_sum(found, lambda x: scores.one_key(x, 1, ~x.seen))):
+        past = key >= first.count
+        kind = Kind.STALE_KEY if past else Kind.EXTRA_KEY
+        yield Edit(
+            "hidden",
+            kind,
+            f"{kind}: {_name(first, key)} is seen",
+            {"key": key, "past_the_end": past},
+            also(key),
+            stale=past,
+            rank=0 if past else 1,
+        )
+
+
+def _tails(found: Sequence[Weights]) -> Iterator[Edit]:
+    """Slots past the end: the first few, all."""
+    first = found[0]
+    for count in sorted({1, first.stale} - {0}):
+        if count <= first.stale:
+            tail = tuple(range(first.count, first.count + count))
+            noun = "the slot" if count == 1 else f"{count} slots"
+            yield Edit(
+                f"tail {'one' if count == 1 else 'all'}",
+                Kind.STALE_KEY,
+                f"stale_key: {noun} past the request's last key {'is' if count == 1 else 'are'} seen",
+                {"slots": count},
+                also(*tail),
+                stale=True,
+            )
+
+
+def _windows(scene: Scene, x: Weights) -> Iterator[Hypothesis]:
+    """A window of any number of keys: the one whose first key explains one row best."""
+    if not scene.subject.problem.causal:
+        return
+    row = x.rows[0]
+    one = x.at(torch.tensor([0]))
+    free = replace(one, seen=torch.arange(x.p.shape[1]).unsqueeze(0) < row.hi)
+    cuts = torch.arange(row.hi + 1)
+    w, m = scores.prefix(free, cuts)
+    # Keys cut .. hi - 1 are seen: (s + W) returned - N is left.
+    rest = (1 - one.bare[0]) * one.returned[0] - (m[0, -1] - m[0])
+    change = w[:, -1:] - w - one.bare[0]
+    score = scores.total(one, rest.square().sum(-1).unsqueeze(0), change)
+    asked = scene.subject.problem.window
+    for cut in _best(score[:-1], 1):
+        keys = row.position - cut + 1
+        if keys >= 1 and keys != asked:
+            yield window_of(asked, keys)
+
+
+def _ranges(scene: Scene, found: Sequence[Weights]) -> Iterator[Edit]:
+    first = found[0]
+    step = max(16, -(-first.count // _CUTS))
+    cuts = torch.tensor(sorted({*range(0, first.count, step), first.count}))
+    size = scene.around.page_size
+    for sign, name in ((-1, "lost"), (1, "counted twice")):
+        for a, b in _refined(found, cuts, step, lambda x, c, sign=sign: scores.ranges(x, c, sign)):  # type: ignore[misc]
+            if b - a > 1:
+                yield _range(a, b, sign, name, size)
+    for a, b in _refined(found, cuts, step, scores.kept):
+        yield Edit(
+            "kept",
+            Kind.SPLIT,
+            f"split: only the keys {a} to {b - 1} are seen",
+            {"first": a, "last": b - 1},
+            lambda row, seen, a=a, b=b: seen[(seen >= a) & (seen < b)],  # type: ignore[misc]
+            rank=1,
+        )
+
+
+def _range(a: int, b: int, sign: int, name: str, size: int | None) -> Edit:
+    lost = sign < 0
+    page = size is not None and a % size == 0 and b - a == size
+    what = f"page {a // (size or 1)} (keys {a} to {b - 1}) is" if page else f"keys {a} to {b - 1} are"
+    kind = Kind.PAGE if page else Kind.SPLIT
+
+    def pick(row: Row, seen: Tensor) -> Tensor:
+        inside = (seen >= a) & (seen < b)
+        return seen[~inside] if lost else torch.cat([seen, seen[inside]])
+
+    return Edit(name, kind, f"{kind}: {what} {name}", {"first": a, "last": b - 1}, pick)
+
+
+def _refined(
+    found: Sequence[Weights], cuts: Tensor, step: int, score: Callable[[Weights, Tensor], Tensor]
+) -> list[tuple[int, int]]:
+    """The best range of keys, its ends moved by less than a step."""
+    coarse = _sum(found, lambda x: score(x, cuts))
+    best = _best(coarse, 1)
+    if not best:
+        return []
+    a, b = (int(cuts[i]) for i in divmod(best[0], len(cuts)))
+    near = sorted({*range(max(0, a - step), a + step + 1), *range(b - step, min(found[0].count, b + step) + 1)})
+    fine = torch.tensor([x for x in near if x >= 0])
+    best = _best(_sum(found, lambda x: score(x, fine)), 1)
+    return [(int(fine[best[0] // len(fine)]), int(fine[best[0] % len(fine)]))] if best else []
+
+
+def _ranks(found: Sequence[Weights]) -> Iterator[Edit]:
+    """Every Nth key lost: one rank's part."""
+    names = [(ranks, rank) for ranks in range(2, 9) for rank in range(ranks)]
+    key = torch.arange(found[0].p.shape[1])
+    member = torch.stack([key % n == r for n, r in names])
+    for sign, what in ((-1, "lost"), (1, "counted twice")):
+        for best in _best(_sum(found, lambda x, sign=sign: scores.parts(x, member, sign)), 1):  # type: ignore[misc]
+            ranks, rank = names[best]
+
+            def pick(row: Row, seen: Tensor, n: int = ranks, r: int = rank, sign: int = sign) -> Tensor:
+                own = seen % n == r
+                return seen[~own] if sign < 0 else torch.cat([seen, seen[own]])
+
+            yield Edit(
+                f"rank {what}",
+                Kind.SPLIT,
+                f"split: the part of rank {rank} of {ranks} is {what}",
+                {"rank": rank, "ranks": ranks},
+                pick,
+            )
+
+
+def _pages(scene: Scene, found: Sequence[Weights]) -> Iterator[Edit]:
+    size = scene.around.page_size
+    if size is None or size == 1 or found[0].count // size < 2 or found[0].count // size > _PAGES:
+        return
+    total: dict[str, Tensor] = {}
+    for x in found:
+        for name, score in scores.pages(x, size).items():
+            total[name] = total[name] + score if name in total else score
+    count = next(iter(total.values())).shape[0]
+    for name, score in total.items():
+        for best in _best(score):
+            a, b = divmod(best, count)
+            yield _page_edit(name, a, b, size)
+
+
+def _page_edit(name: str, a: int, b: int, size: int) -> Edit:
+    """Page a's keys are those of page b. Of K alone, the values stay: such an edit is made of the operands."""
+    words = {
+        "kv": f"page: page {b} is read where page {a} belongs",
+        "k": f"page: K of page {b} is read where that of page {a} belongs",
+        "v": f"page: V of page {b} is read where that of page {a} belongs",
+        "swap": f"page: K of the pages {a} and {b} is exchanged",
+    }
+    return Edit(
+        f"page {name}",
+        Kind.PAGE,
+        words[name],
+        {"page": a, "read": b, "operand": {"kv": "k and v", "swap": "k"}.get(name, name)},
+        lambda row, seen: seen,
+        rank={"kv": 0, "swap": 1, "k": 2, "v": 2}[name],
+    )
+
+
+def _unknown(found: Sequence[Weights]) -> Iterator[Edit]:
+    """Keys or values that are not what was given, wherever they come from."""
+    rows = sum(len(x.rows) for x in found)
+    for key in _best(_sum(found, scores.other_values)):
+        values = {x.kv_head: scores.value_of(x, key) for x in found}
+        sources = {x.kv_head: _nearest(x, values[x.kv_head], key) for x in found}
+        if len(set(sources.values())) == 1:
+            source = next(iter(sources.values()))
+            yield Edit(
+                "value of another",
+                Kind.STALE_KEY,
+                f"stale_key: V of key {key} is that of {_name(found[0], source)}",
+                {"key": key, "operand": "v", "source": source},
+                lambda row, seen: seen,
+                replaced={key: {x.kv_head: x.v[source] for x in found}},
+                rank=1,
+            )
+        if all(len(x.rows) >= _EVIDENCE for x in found):
+            yield Edit(
+                "other value",
+                Kind.STALE_KEY,
+                f"stale_key: V of key {key} is not the one given",
+                {"key": key, "operand": "v"},
+                lambda row, seen: seen,
+                replaced={key: values},
+                fitted=len(found) * found[0].v.shape[1],
+                rank=2,
+            )
+    if any(x.growth is None or len(x.rows) < _EVIDENCE for x in found):
+        return
+    for key in _best(_sum(found, scores.other_weight), 1):
+        yield Edit(
+            "other weight",
+            Kind.STALE_KEY,
+            f"stale_key: K of key {key} is not the one given",
+            {"key": key, "operand": "k"},
+            without(key),
+            unknown={x.kv_head: x.v[key] for x in found},
+            fitted=rows,
+            rank=2,
+        )
+    yield from _foreign(found, rows)
+
+
+def _foreign(found: Sequence[Weights], rows: int) -> Iterator[Edit]:
+    dims = len(found) * found[0].v.shape[1]
+    for key in _best(_sum(found, lambda x: scores.foreign_key(x, lost=True))):
+        values = {x.kv_head: scores.foreign_value(x, key) for x in found}
+        if not all(scores.plausible(x, key, values[x.kv_head]) for x in found):
+            continue
+        sources = {_nearest(x, values[x.kv_head], key) for x in found}
+        if len(sources) == 1:
+            source = next(iter(sources))
+            yield Edit(
+                "key of another",
+                Kind.STALE_KEY,
+                f"stale_key: key {key} has K and V of {_name(found[0], source)}",
+                {"key": key, "operand": "k and v", "source": source},
+                lambda row, seen, key=key, source=source: torch.where(seen == key, source, seen),  # type: ignore[misc]
+                stale=source >= found[0].count,
+                rank=1,
+            )
+        yield Edit(
+            "foreign in place",
+            Kind.STALE_KEY,
+            f"stale_key: K and V of key {key} are not those given",
+            {"key": key, "operand": "k and v"},
+            without(key),
+            unknown=values,
+            fitted=rows + dims,
+            rank=3,
+        )
+    values = {x.kv_head: scores.foreign_value(x, None) for x in found}
+    if all(scores.plausible(x, None, values[x.kv_head]) for x in found):
+        yield Edit(
+            "foreign beside",
+            Kind.EXTRA_KEY,
+            "extra_key: a key that is none of those given is seen as well",
+            {"key": None},
+            lambda row, seen: seen,
+            unknown=values,
+            fitted=rows + dims,
+            rank=3,
+        )
+
+
+def _nearest(x: Weights, value: Tensor, key: int) -> int:
+    """The key whose value is nearest to `value`, other than `key` itself."""
+    distance = (x.v - value).square().sum(-1)
+    distance[key] = math.inf
+    return int(distance.argmin())
+
+
+# ------------------------------------------------- edits as hypotheses
+
+
+def _hypothesis(scene: Scene, edits: Mapping[int, Edit]) -> Hypothesis:
+    problem, around = scene.subject.problem, scene.around
+    first = next(iter(edits.values()))
+    one = len(edits) == 1
+    places = ", ".join(f"request {r}: {e.detail.partition(': ')[2]}" for r, e in edits.items())
+    detail = first.detail if one and problem.requests == 1 else f"{first.kind}: {places}"
+    parameters: dict[str, Any] = dict(first.parameters)
+    if not one:
+        parameters = {f"request {r}": dict(e.parameters) for r, e in edits.items()}
+    if one and problem.requests > 1:
+        parameters["request"] = next(iter(edits))
+    stale = any(e.stale for e in edits.values())
+    pages = {r: e for r, e in edits.items() if e.name.startswith("page ")}
+    replaced = {r: e.replaced for r, e in edits.items() if e.replaced}
+
+    def keys(row: Row) -> Tensor:
+        own = describe_rows(problem, (row.token,))[0] if stale else row
+        seen = visible(own)
+        edit = edits.get(row.request)
+        return seen if edit is None else edit.pick(own, seen)
+
+    def alter(p: Problem) -> Problem:
+        if stale:
+            return scene.extended
+        if pages:
+            return _exchanged(p, pages, around.page_size or 1)
+        return _revalued(p, replaced) if replaced else p
+
+    unknown = {r: e.unknown for r, e in edits.items() if e.unknown}
+    return Hypothesis(
+        first.kind,
+        detail,
+        parameters,
+        alter=alter if stale or pages or replaced else unchanged,
+        keys=keys,
+        after=_with_unknown(scene, unknown) if unknown else None,
+        whole=bool(unknown),
+        lse_fitted=bool(unknown),
+        fitted=sum(e.fitted for e in edits.values()),
+        rank=first.rank,
+    )
+
+
+def _exchanged(p: Problem, edits: Mapping[int, Edit], size: int) -> Problem:
+    """K, V or both of some pages replaced by those of others."""
+    k_index, v_index = torch.arange(p.k.shape[0]), torch.arange(p.v.shape[0])
+    for request, edit in edits.items():
+        a, b, name = edit.parameters["page"], edit.parameters["read"], edit.name.removeprefix("page ")
+        place = {
+            page: key_index(p, request, torch.arange(page * size, min((page + 1) * size, p.kv_lens[request])))
+            for page in (a, b)
+        }
+        count = min(len(x) for x in place.values())
+        here, there = place[a][:count], place[b][:count]
+        if name in ("kv", "k", "swap"):
+            k_index[here] = there
+        if name == "swap":
+            k_index[there] = here
+        if name in ("kv", "v"):
+            v_index[here] = there
+    return replace(
+        p,
+        k=p.k[k_index],
+        v=p.v[v_index],
+        k_descale=_moved(p.k_descale, k_index),
+        v_descale=_moved(p.v_descale, v_index),
+    )
+
+
+def _moved(descale: Descale, index: Tensor) -> Descale:
+    if not isinstance(descale, Tensor) or descale.numel() == 1 or descale.shape[0] != len(index):
+        return descale
+    return descale[index]
+
+
+def _revalued(p: Problem, replaced: Mapping[int, Mapping[int, Mapping[int, Tensor]]]) -> Problem:
+    """Some values replaced: by request, key and kv head. The new ones are descaled already."""
+    v = widen(p.v).clone()
+    for request, by_key in replaced.items():
+        for key, by_head in by_key.items():
+            place = int(key_index(p, request, torch.tensor([key])))
+            for kv_head, value in by_head.items():
+                v[place, kv_head] = value / _factor(p.v_descale, place, kv_head)
+    return replace(p, v=v)
+
+
+def _factor(descale: Descale, token: int, head: int) -> float:
+    if descale is None:
+        return 1.0
+    if not isinstance(descale, Tensor):
+        return float(descale)
+    if descale.numel() == 1:
+        return float(descale)
+    rows, heads = descale.shape
+    return float(descale[token if rows > 1 else 0, head if heads > 1 else 0])
+
+
+def _with_unknown(scene: Scene, unknown: Mapping[int, Mapping[int, Tensor]]) -> Callable[..., Solution]:
+    """Add a key of known value; its weight is what the returned log-sum-exp leaves."""
+    subject = scene.subject
+
+    def after(view: View, solution: Solution, rows: Sequence[Row]) -> Solution:
+        assert subject.lse is not None
+        out, lse = solution.out.clone(), solution.lse.clone()
+        group = view.group
+        for i, row in enumerate(rows):
+            for kv_head, value in unknown.get(row.request, {}).items():
+                heads = slice(kv_head * group, (kv_head + 1) * group)
+                returned = widen(subject.lse[row.token, heads]) / subject.unit
+                full = lse[i, heads]
+                if view.sinks is not None and not subject.convention.lse_includes_sink:
+                    full = torch.logaddexp(full, view.sinks[heads].double())
+                # Weights in units of exp(full).
+                added = ((returned - full).exp() - (lse[i, heads] - full).exp()).clamp(min=0.0)
+                share = (added / (1 + added)).unsqueeze(-1)
+                out[i, heads] = out[i, heads] * (1 - share) + share * value
+                lse[i, heads] = torch.where(added > 0, returned, lse[i, heads])
+        return Solution(out, lse)
+
+    return after

@@ -1,0 +1,201 @@
+"""Hypotheses about precision: an intermediate result held in a narrower dtype than the target's precision says.
+
+Rounding is worked out step by step, with the tiles and parts of `oracle.diagnose.parts`: a hypothesis is named only if
+the very numbers that it gives come back.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from itertools import pairwise
+
+import torch
+from torch import Tensor
+
+from oracle.attention import Solution
+from oracle.budget.formats import FORMATS, format_named
+from oracle.diagnose.hypothesis import Hypothesis
+from oracle.diagnose.model import Kind
+from oracle.diagnose.parts import row_by_row, seen_cuts, with_sink
+from oracle.diagnose.quick import weighted
+from oracle.diagnose.rows import Row
+from oracle.diagnose.scene import Scene
+from oracle.problem import Problem
+from oracle.rounding import round_to, widen
+
+_CHUNK = 16
+"""Keys that one matrix instruction takes."""
+
+
+def hypotheses(scene: Scene) -> Iterator[Hypothesis]:
+    """All of them; none depends on what was returned."""
+    yield from _queries(scene)
+    yield from _logits(scene)
+    yield from _steps(scene)
+
+
+def cast(x: Tensor, dtype: str | None) -> Tensor:
+    """Float64 x rounded once to a dtype, and back."""
+    return x if dtype is None or dtype == "fp32" else widen(round_to(x, FORMATS[dtype].dtype))
+
+
+def narrower(dtype: str, than: str | None, input_dtype: str) -> bool:
+    """Whether a dtype has fewer digits than the one allowed (None: float32)."""
+    allowed = format_named(than or "fp32", input_dtype)
+    return FORMATS[dtype].unit_roundoff > allowed.unit_roundoff
+
+
+def _queries(scene: Scene) -> Iterator[Hypothesis]:
+    """The scaled query in the dtype of a matrix unit."""
+    problem = scene.subject.problem
+
+    def scaled(dtype: str, factor: float) -> Callable[[Problem], Problem]:
+        return lambda p: replace(p, q=cast(widen(p.q) * (p.scale * factor), dtype), scale=1 / factor)
+
+    for dtype in ("bf16", "fp16"):
+        for rank, (factor, what) in enumerate(((1.0, "scale"), (math.log2(math.e), "scale times log2(e)"))):
+            if problem.scale:
+                yield Hypothesis(
+                    Kind.PRECISION,
+                    f"precision: the query times the {what} is rounded to {dtype}",
+                    {"stage": "scaled query", "dtype": dtype},
+                    alter=scaled(dtype, factor),
+                    rank=rank,
+                )
+
+
+def _logits(scene: Scene) -> Iterator[Hypothesis]:
+    """Scores or logits in a narrower dtype."""
+    subject = scene.subject
+    includes = subject.convention.lse_includes_sink
+    for dtype in ("bf16", "fp16"):
+        if not narrower(dtype, subject.precision.logit_dtype, subject.input_dtype):
+            continue
+        for rank, stage in enumerate(("scores", "scaled logits", "capped logits")):
+            if stage == "capped logits" and subject.problem.soft_cap is None:
+                continue
+
+            def one(
+                row: Row,
+                s: Tensor,
+                v: Tensor,
+                own: Solution,
+                sinks: Tensor | None,
+                dtype: str = dtype,
+                stage: str = stage,
+            ) -> tuple[Tensor, Tensor]:
+                rounded = _rounded(subject.problem, s, dtype, stage)
+                lse = rounded.logsumexp(-1)
+                whole = with_sink(lse, sinks, True)
+                weight = (rounded - whole.masked_fill(whole == -math.inf, 0.0).unsqueeze(-1)).exp()
+                return weighted(weight, v), with_sink(lse, sinks, includes)
+
+            yield Hypothesis(
+                Kind.PRECISION,
+                f"precision: {stage} are held in {dtype}",
+                {"stage": stage, "dtype": dtype},
+                after=row_by_row(one),
+                rank=rank,
+            )
+
+
+def _rounded(problem: Problem, s: Tensor, dtype: str, stage: str) -> Tensor:
+    """Logits [H, n] of which one stage was rounded."""
+    cap = problem.soft_cap
+    if stage == "capped logits":
+        return cast(s, dtype)
+    raw = s if cap is None else torch.atanh((s / cap).clamp(-1, 1)) * cap
+    # Where the cap saturates in float64 the raw logit is lost, and its rounding with it.
+    raw = raw.masked_fill(raw.isinf(), math.nan)
+    factor = problem.scale if stage == "scores" else 1.0
+    if not factor:
+        return s
+    rounded = cast(raw / factor, dtype) * factor
+    capped = rounded if cap is None else (rounded / cap).tanh() * cap
+    return torch.where(raw.isnan(), s, capped)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Steps:
+    """The dtypes of the online softmax. acc: of the accumulator, rounded after every `_CHUNK` keys."""
+
+    p: str | None
+    p_scale: float
+    acc: str | None = None
+    partial: str | None = None
+
+
+def _steps(scene: Scene) -> Iterator[Hypothesis]:
+    subject = scene.subject
+    precision = subject.precision
+    allowed = Steps(
+        p=None if precision.p_dtype is None else format_named(precision.p_dtype, subject.input_dtype).name,
+        p_scale=precision.p_scale,
+        partial=precision.partial_dtype,
+    )
+    for dtype in ("bf16", "fp16", "e4m3fn", "e4m3fnuz", "e5m2", "e5m2fnuz"):
+        if narrower(dtype, allowed.p, subject.input_dtype):
+            yield _stepwise(scene, replace(allowed, p=dtype), f"weights are cast to {dtype}", "weights", dtype, 0)
+    if allowed.p is not None and allowed.p.startswith("e") and allowed.p_scale != 1:
+        changed = replace(allowed, p_scale=1.0)
+        yield _stepwise(scene, changed, f"weights are cast to {allowed.p} without their scale", "weights", allowed.p, 0)
+    for dtype in ("bf16", "fp16"):
+        if narrower(dtype, allowed.partial, subject.input_dtype):
+            what = f"partial results are stored in {dtype}"
+            yield _stepwise(scene, replace(allowed, partial=dtype), what, "partials", dtype, 1)
+        changed, what = replace(allowed, acc=dtype), f"values are accumulated in {dtype}"
+        yield _stepwise(scene, changed, what, "accumulator", dtype, 2)
+
+
+def _stepwise(scene: Scene, steps: Steps, what: str, stage: str, dtype: str, rank: int) -> Hypothesis:
+    includes = scene.subject.convention.lse_includes_sink
+    size = scene.around.tile or scene.subject.precision.tile
+
+    def one(row: Row, s: Tensor, v: Tensor, own: Solution, sinks: Tensor | None) -> tuple[Tensor, Tensor]:
+        lses, outs = [], []
+        for a, b in pairwise(seen_cuts(scene, row)):
+            if b > a:
+                lse, out = online(s[:, a:b], v[a:b], row.lo + a, size, steps)
+                lses.append(lse)
+                outs.append(out)
+        if not lses:
+            return own.out, own.lse
+        parts, states = torch.stack(lses), torch.stack(outs)
+        if len(lses) > 1:
+            states = cast(states, steps.partial)
+        lse = parts.logsumexp(0)
+        share = (parts - with_sink(lse, sinks, True)).exp()
+        return (share.unsqueeze(-1) * states).sum(0), with_sink(lse, sinks, includes)
+
+    return Hypothesis(
+        Kind.PRECISION,
+        f"precision: {what}",
+        {"stage": stage, "dtype": dtype},
+        after=row_by_row(one),
+        rank=3 + rank,
+    )
+
+
+def online(s: Tensor, v: Tensor, first: int, size: int, steps: Steps) -> tuple[Tensor, Tensor]:
+    """Log-sum-exp [H] and output [H, D_v] of keys whose positions begin at `first`, in tiles of `size`."""
+    heads, count = s.shape
+    edges = sorted({0, count, *range(size - first % size, count, size)})
+    top = s.new_full((heads,), -math.inf)
+    acc, total = v.new_zeros(heads, v.shape[2]), s.new_zeros(heads)
+    for a, b in pairwise(edges):
+        raised = torch.maximum(top, s[:, a:b].amax(-1))
+        keep = (top - raised).exp()
+        weight = (s[:, a:b] - raised.unsqueeze(-1)).exp()
+        total = total * keep + weight.sum(-1)
+        rounded = cast(weight * steps.p_scale, steps.p)
+        acc = acc * keep.unsqueeze(-1)
+        if steps.acc is None:
+            acc = acc + weighted(rounded, v[a:b])
+        else:
+            chunks = sorted({a, b, *range(a + (_CHUNK - (first + a) % _CHUNK) % _CHUNK, b, _CHUNK)})
+            for c, d in pairwise(chunks):
+                acc = cast(acc + weighted(rounded[:, c - a : d - a], v[c:d]), steps.acc)
+        top = raised
+    return top + total.log(), acc / (total * steps.p_scale).unsqueeze(-1)

@@ -1,0 +1,269 @@
+"""The search: hypotheses are tried on one failing row, then on some rows, then on all of them.
+
+A hypothesis explains a result if every element of it, failing or not, is within the budget of what the hypothesis
+says, or if that holds of the failing rows while the others are as they were asked to be. Of the hypotheses that
+explain, those whose likelihood is nearly the best are equal, and the smallest change among them is named, in the order
+of `Kind`. What is not better than another by evidence is a runner-up.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from oracle.budget.bound import CONFIDENCE
+from oracle.convention import Convention
+from oracle.diagnose import conventions, fitted, keys, narrow, parts, places
+from oracle.diagnose.hypothesis import Hypothesis
+from oracle.diagnose.model import Diagnosis, Kind, Surroundings
+from oracle.diagnose.rows import request_of
+from oracle.diagnose.scene import Scene
+from oracle.diagnose.subject import Answer, Fit, Subject
+from oracle.precision import Precision
+from oracle.problem import Problem
+
+PANEL = 8
+"""Queries on which hypotheses are compared."""
+VERIFIED = 64
+"""Queries on which the diagnosis is verified: failing ones first."""
+DECISIVE = 14.0
+"""Difference of twice the log-likelihood above which one hypothesis is better than another by evidence."""
+VERIFICATIONS = 8
+"""Hypotheses that are solved with budgets of their own."""
+RUNNERS_UP = 3
+_WORK = 1 << 21
+
+
+def diagnose(
+    problem: Problem,
+    out: Tensor,
+    lse: Tensor | None,
+    *,
+    precision: Precision | None = None,
+    input_dtype: str,
+    convention: Convention | None = None,
+    around: Surroundings | None = None,
+    confidence: float = CONFIDENCE,
+) -> Diagnosis:
+    """Say which change of convention or input makes the oracle reproduce what a target returned for `problem`.
+
+    out [Tq, Hq, D_v] in its dtype; lse [Tq, Hq], tokens first, in the convention's base, or None. confidence: of the
+    probable budget, by which rows fail. Works on the CPU. The same arguments give the same diagnosis: what is looked at
+    is limited by counts, never by time.
+    """
+    subject = Subject(
+        problem=problem.to(torch.device("cpu")),
+        out=out.to("cpu"),
+        lse=None if lse is None else lse.to("cpu"),
+        precision=precision or Precision(),
+        input_dtype=input_dtype,
+        convention=convention or Convention(source="the caller said nothing"),
+        confidence=confidence,
+    )
+    return _Search.of(subject, around or Surroundings()).run()
+
+
+@dataclass(frozen=True, eq=False)
+class _Candidate:
+    """A hypothesis that may explain, and how well it fits the panel. everywhere: said of rows that pass as well."""
+
+    hypothesis: Hypothesis
+    everywhere: bool
+    misfit: float
+
+    @property
+    def order(self) -> tuple[int, int, int]:
+        return (self.hypothesis.kind.size, 0 if self.everywhere else 1, self.hypothesis.rank)
+
+
+@dataclass(frozen=True, eq=False)
+class _Search:
+    scene: Scene
+    screen: tuple[int, int]
+    """token and kv head of the rows looked at first"""
+    panel: tuple[int, ...]
+
+    @staticmethod
+    def of(subject: Subject, around: Surroundings) -> _Search:
+        base = subject.answer(subject.problem)
+        fit = subject.fit(base)
+        scene = Scene(subject, around, base, fit)
+        failing = scene.failing
+        if not bool(failing.any()):
+            return _Search(scene, (0, 0), ())
+        ratio = fit.ratio.masked_fill(~failing, -1.0)
+        token, head = divmod(int(ratio.flatten().argmax()), failing.shape[1])
+        most = _affordable(subject.problem, PANEL)
+        return _Search(scene, (token, head // subject.problem.group), _panel(failing, token, most))
+
+    def run(self) -> Diagnosis:
+        fit = self.scene.fit
+        worst = float(fit.ratio.max()) if fit.ratio.numel() else 0.0
+        if not bool(self.scene.failing.any()):
+            return Diagnosis(Kind.NONE, "none needed: every element is within its budget", ratio=worst)
+        ranked = _ranked(c for h in self._hypotheses() if (c := self._try(h)) is not None)
+        explained: list[Diagnosis] = []
+        for candidate in ranked[:VERIFICATIONS]:
+            if explained and candidate.misfit > explained[0].misfit + DECISIVE:
+                continue
+            found = self._verified(candidate)
+            # One change proposed twice is one hypothesis.
+            if found is not None and all(found.detail != other.detail for other in explained):
+                explained.append(found)
+            if len(explained) > RUNNERS_UP:
+                break
+        if not explained:
+            return Diagnosis(Kind.UNEXPLAINED, "no hypothesis explains it", ratio=worst)
+        return replace(explained[0], runners_up=tuple(explained[1:]))
+
+    def _hypotheses(self) -> Iterator[Hypothesis]:
+        subject = self.scene.subject
+        yield from conventions.hypotheses(subject.problem, subject.convention, self.scene.around)
+        yield from places.hypotheses(self.scene, self.panel)
+        yield from parts.hypotheses(self.scene)
+        yield from fitted.hypotheses(self.scene, self.screen, self.panel)
+        yield from keys.hypotheses(self.scene, self.panel)
+        yield from narrow.hypotheses(self.scene)
+
+    def _try(self, hypothesis: Hypothesis) -> _Candidate | None:
+        """Screen on the failing rows of one query and kv head, then judge on the panel, without bounds of its own."""
+        if hypothesis.given:
+            return _Candidate(hypothesis, False, -math.inf)
+        token, kv_head = self.screen
+        if not hypothesis.whole and self._screened(hypothesis, (token,), kv_head) is None:
+            return None
+        fit = self._screened(hypothesis, self.panel, None)
+        if fit is None:
+            return None
+        failing = self.scene.failing[torch.tensor(self.panel)]
+        own = self._own(self.panel, None)
+        only_failing = fit.where(failing, own)
+        choices = [
+            (everywhere, self._misfit(hypothesis, f, own)) for everywhere, f in ((True, fit), (False, only_failing))
+        ]
+        possible = [(everywhere, m) for everywhere, m in choices if m is not None]
+        if not possible:
+            return None
+        least = min(m for _, m in possible)
+        everywhere, misfit = next((e, m) for e, m in possible if m <= least + DECISIVE)
+        return _Candidate(hypothesis, everywhere, misfit)
+
+    def _misfit(self, hypothesis: Hypothesis, fit: Fit, own: Fit) -> float | None:
+        """How badly it fits; None if it is not clearly better than what was asked for (`own`).
+
+        Each fitted number costs what Schwarz's criterion says. A log-sum-exp that is explained by construction is no
+        evidence: then the outputs alone have to show it.
+        """
+        dims = self.scene.subject.problem.dim_v
+        (out, lse), (own_out, own_lse) = fit.misfit(dims), own.misfit(dims)
+        price = hypothesis.fitted * math.log(max(2, fit.out_square.numel() * dims))
+        gain = own_out - out + (0.0 if hypothesis.lse_fitted else own_lse - lse) - price
+        return out + lse + price if gain > DECISIVE else None
+
+    def _own(self, tokens: tuple[int, ...], kv_head: int | None) -> Fit:
+        """How what was asked for fits some rows."""
+        scene = self.scene
+        return scene.subject.fit(scene.part(tokens, kv_head), tokens, scene.heads(kv_head))
+
+    def _screened(self, hypothesis: Hypothesis, tokens: tuple[int, ...], kv_head: int | None) -> Fit | None:
+        """The fit of some rows by the budget of the problem as posed; None if failing rows are far off or no better."""
+        scene, heads = self.scene, self.scene.heads(kv_head)
+        failing = scene.failing[torch.tensor(tokens)][:, heads]
+        solution = hypothesis.quick(scene.subject, scene.quick, tokens, kv_head)
+        fit = scene.subject.fit(Answer(solution, scene.part(tokens, kv_head).bounds), tokens, heads)
+        own = self._own(tokens, kv_head)
+        # Errors that were very large may leave large ones, since budgets grow with what is summed.
+        if bool((fit.ratio > (own.ratio * _REST).clamp(min=_SCREEN))[failing].any()):
+            return None
+        dims = scene.subject.problem.dim_v
+        better = sum(fit.at(failing).misfit(dims)) < sum(own.at(failing).misfit(dims))
+        return fit if better else None
+
+    def _verified(self, candidate: _Candidate) -> Diagnosis | None:
+        """The diagnosis, if the hypothesis holds within budgets of its own of every row that is looked at."""
+        hypothesis, everywhere = candidate.hypothesis, candidate.everywhere
+        if not hypothesis.given and not hypothesis.whole and not self._holds_of_screen(hypothesis):
+            return None
+        ratio = 0.0
+        tokens = _panel(self.scene.failing, self.screen[0], _affordable(self.scene.subject.problem, VERIFIED))
+        for chunk in () if hypothesis.given else _chunks(tokens, _affordable(self.scene.subject.problem, PANEL)):
+            fit = self.scene.subject.fit(hypothesis.answer(self.scene.subject, chunk), chunk)
+            failing = self.scene.failing[torch.tensor(chunk)]
+            if not bool(fit.passes[failing].all()):
+                return None
+            everywhere = everywhere and bool(fit.passes.all())
+            ratio = max(ratio, float(fit.ratio[fit.passes].max()))
+        detail = hypothesis.detail if everywhere else f"{hypothesis.detail}, {self._where()}"
+        return Diagnosis(hypothesis.kind, detail, hypothesis.parameters, ratio, candidate.misfit)
+
+    def _holds_of_screen(self, hypothesis: Hypothesis) -> bool:
+        """Whether it holds within budgets of its own of the rows that were looked at first."""
+        (token, kv_head), subject = self.screen, self.scene.subject
+        heads = self.scene.heads(kv_head)
+        fit = subject.fit(hypothesis.answer(subject, (token,), kv_head), (token,), heads)
+        return bool(fit.passes[self.scene.failing[token : token + 1, heads]].all())
+
+    def _where(self) -> str:
+        """The failing rows in words."""
+        problem, failing = self.scene.subject.problem, self.scene.failing
+        tokens, heads = (failing.any(d).nonzero().flatten().tolist() for d in (1, 0))
+        requests = sorted({request_of(problem, t) for t in tokens})
+        words = []
+        if len(requests) < problem.requests:
+            words.append(_listed("request", requests))
+        if len(tokens) < sum(problem.q_lens[r] for r in requests):
+            words.append(_listed("token", tokens))
+        if len(heads) < problem.q_heads:
+            words.append(_listed("head", heads))
+        return f"only in {', '.join(words)}" if words else "only in some rows"
+
+
+_SCREEN = 64.0
+"""How far beyond the budget of the problem as posed a hypothesis may be before its own budget is worked out."""
+_REST = 2.0**-6
+"""Or how much of the error it may leave."""
+
+
+def _listed(what: str, numbers: Sequence[int]) -> str:
+    shown = ", ".join(map(str, numbers[:4]))
+    return f"{what}{'s' if len(numbers) > 1 else ''} {shown}{', ...' if len(numbers) > 4 else ''}"
+
+
+def _panel(failing: Tensor, worst: int, most: int) -> tuple[int, ...]:
+    """At most `most` queries, ascending: the worst, others that fail, and for a quarter of them some that pass."""
+    fails = failing.any(1)
+    bad, good = fails.nonzero().flatten().tolist(), (~fails).nonzero().flatten().tolist()
+    good = _spread(good, max(most // 4, most - len(bad)))
+    bad = _spread([t for t in bad if t != worst], most - 1 - len(good))
+    return tuple(sorted({worst, *bad, *good}))
+
+
+def _spread(values: Sequence[int], most: int) -> list[int]:
+    """At most `most` of the values, evenly spaced, the first and the last among them."""
+    if len(values) <= most:
+        return list(values)
+    if most < 2:
+        return list(values[:most])
+    return [values[i * (len(values) - 1) // (most - 1)] for i in range(most)]
+
+
+def _affordable(problem: Problem, most: int) -> int:
+    """How many queries to look at: fewer where each has very many keys."""
+    return max(2, min(most, _WORK // max(1, max(problem.kv_lens, default=1) * problem.kv_heads)))
+
+
+def _chunks(tokens: Sequence[int], most: int) -> Iterator[tuple[int, ...]]:
+    return (tuple(tokens[i : i + most]) for i in range(0, len(tokens), most))
+
+
+def _ranked(candidates: Iterable[_Candidate]) -> list[_Candidate]:
+    """Those that fit about as well as the best, the smallest change first; then the others, by how well they fit."""
+    found = list(candidates)
+    best = min((c.misfit for c in found), default=0.0)
+    near = [c for c in found if c.misfit <= best + DECISIVE]
+    rest = [c for c in found if c.misfit > best + DECISIVE]
+    return sorted(near, key=lambda c: c.order) + sorted(rest, key=lambda c: c.misfit)

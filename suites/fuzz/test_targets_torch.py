@@ -1,0 +1,33 @@
+"""torch's attention in its several forms: each is right on cases of its own space, by its own precision."""
+
+import pytest
+
+from fuzz import engine as engines
+from fuzz import registry
+from fuzz.check.run import check_case
+from fuzz.plan import CounterChooser
+from fuzz.space import Space
+from oracle.kinds import Engine
+from oracle.verdict import Verdict
+
+ON_CPU = ("torch.sdpa", "torch.sdpa_with_lse", "torch.sdpa_math", "torch.flex_eager")
+ON_CUDA = ("torch.sdpa_flash", "torch.flex")
+
+
+@pytest.mark.parametrize("name", ON_CPU)
+def test_torch_is_right_by_its_own_precision(name: str) -> None:
+    engines.start(Engine.EMULATOR)
+    declaration = registry.load()[name]
+    space, judged = Space(declaration), 0
+    for stream in range(5):
+        case = space.draw(CounterChooser(17, stream, {"requests": "one"}))
+        result = check_case(declaration, case, Engine.EMULATOR, lambda phase: None)
+        assert all(check.verdict in (Verdict.PASS, Verdict.VACUOUS) for check in result.checks), result
+        judged += result.elements
+    assert judged
+
+
+@pytest.mark.parametrize("name", ON_CUDA)
+def test_kernels_of_a_gpu_say_so(name: str) -> None:
+    assert registry.why_not(registry.load()[name], Engine.EMULATOR)
+    assert Engine.CUDA in registry.load()[name].engines

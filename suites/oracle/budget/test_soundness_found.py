@@ -1,0 +1,73 @@
+"""What the soundness campaign and the adversarial search found: correct kernels beyond a bound."""
+
+import math
+
+import pytest
+import torch
+
+from oracle import philox
+from oracle.budget import budgets
+from oracle.precision import Precision
+from oracle.problem import Problem
+from oracle.rounding import round_to, widen
+
+
+def _near_ties(n: int, dim: int) -> Problem:
+    """Keys that are alike in all but two dimensions, and no two of them in both: n = 64 * 64 logits."""
+
+    def normal(stream: int, *shape: int) -> torch.Tensor:
+        return philox.normal(7, stream, shape).double()
+
+    k = normal(1, 1, 1, dim).expand(n, 1, dim).clone()
+    k[..., 0] = 1 + (torch.arange(n) % 64).double().unsqueeze(-1) / 128
+    k[..., 1] = 1 + (torch.arange(n) // 64).double().unsqueeze(-1) / 128
+    q, v = normal(0, 1, 1, dim), normal(2, n, 1, 8)
+    q, k, v = (round_to(x, torch.bfloat16) for x in (q, k, v))
+    return Problem(q=q, k=k, v=v, q_lens=(1,), kv_lens=(n,), scale=1 / math.sqrt(dim))
+
+
+@pytest.mark.xfail(strict=True, reason="keys count as independent unless their logits are equal")
+def test_products_of_keys_that_are_nearly_alike_round_alike() -> None:
+    """Rounding q k of alike keys errs alike: the log-sum-exp is off by that error, however many keys there are."""
+    problem = _near_ties(4096, 64)
+    q, k = widen(problem.q)[0, 0], widen(problem.k)[:, 0]
+    exact = torch.logsumexp(k @ q * problem.scale, 0)
+    rounded = torch.logsumexp(widen(round_to(k * q, torch.bfloat16)).sum(-1) * problem.scale, 0)
+    both = budgets(problem, Precision(qk_product="bf16", p_dtype=None), input_dtype="bf16")
+    error = abs(float(rounded - exact))
+    assert error > 1e-4
+    assert error <= float(both.worst_case.lse)
+    assert error <= float(both.probable.lse)
+
+
+def test_weights_that_are_cast_against_the_sink_round_alike() -> None:
+    """A kernel that begins with the sink as its maximum casts exp(s - sink): near-equal weights err alike.
+
+    The casts that the probable bound simulates must contain that very maximum: of the others some are lucky.
+    """
+    n, count = 1024, 256
+    sinks = 2.0 + torch.arange(count) / count
+    q = torch.ones(1, count, 16)
+    k = round_to(philox.normal(8, 0, (n, 1, 16)).double() * 2.0**-14, torch.float32)
+    problem = Problem(q=q, k=k, v=torch.ones(n, 1, 1), q_lens=(1,), kv_lens=(n,), scale=1.0, sinks=sinks)
+    logits = (k[:, 0].double().sum(-1)).unsqueeze(0)
+    weight = (logits - sinks.double().unsqueeze(1)).exp()
+    cast = widen(round_to(weight, torch.bfloat16))
+    share = 1 / (1 + weight.sum(1))
+    error = ((cast - weight).sum(1) * share).abs()
+    precision = Precision(qk_product=None, p_dtype="bf16", row_sum_of_rounded_p=False)
+    both = budgets(problem, precision, input_dtype="bf16")
+    assert bool((error <= both.worst_case.out[0, :, 0]).all())
+    assert bool((error <= both.probable.out[0, :, 0]).all())
+
+
+def test_a_coarse_exponential_may_miss_1_at_0() -> None:
+    """Then all weights of equal logits are off alike: it cancels in the output, and shows in the log-sum-exp."""
+    q, k, v = torch.zeros(1, 1, 16), torch.ones(50, 1, 16), torch.ones(50, 1, 4)
+    problem = Problem(q=q, k=k, v=v, q_lens=(1,), kv_lens=(50,), scale=0.25)
+    for exp_error in (2.0**-13, 20 * 2.0**-23):
+        both = budgets(problem, Precision(exp_error=exp_error), input_dtype="bf16")
+        for bounds in (both.probable, both.worst_case):
+            assert float(bounds.lse) >= math.log1p(exp_error)
+    # An error of a few ulp is another matter: exp2(0) is 1 there.
+    assert float(budgets(problem, Precision(), input_dtype="bf16").worst_case.lse) < 1e-5
