@@ -7,27 +7,27 @@ sglang's; the group that they speak to is ours (``ranks``).
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import nullcontext
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
-from types import ModuleType
-from typing import Any
 
 import torch
 from torch import Tensor
 
-from fuzz.engine.loader import KernelLoader
 from oracle import Convention, Precision, Supports, declare
 from oracle.kinds import Engine, LseBase
-from suites.targets import ranks, sglang_dcp, sglang_wheel
+from oracle.precision import Citation
+from suites.targets import ranks, sglang_dcp, sglang_dcp_modules, sglang_wheel
 
-FILES = ("srt/layers/dcp/comm.py",)
-_KERNEL_MODULES = ("sglang.srt.layers.dcp.kernels", "sglang.kernels.ops.attention.dcp_kernels")
-_SYMMETRIC_MEMORY = "sglang.srt.distributed.device_communicators.pynccl_allocator"
+_comm = sglang_dcp_modules.comm
+_kernels = sglang_dcp_modules.kernels
 
-BASE_TWO = Convention(source="docstring of cp_lse_ag_out_rs_mla: base-2 log-sum-exps [B, H]", lse_base=LseBase.TWO)
 NATURAL = Convention(source="docstrings of cp_lse_ag_out_rs_mha and dcp_a2a_lse_reduce: natural log-sum-exps [B, H]")
+BASE_TWO = replace(
+    NATURAL,
+    source="docstrings of cp_lse_ag_out_rs_mla and dcp_a2a_lse_reduce: base-2 log-sum-exps [B, H]",
+    lse_base=LseBase.TWO,
+)
 MERGES = Supports(
     dtypes=("bf16", "fp16", "fp32"),
     head_dims=(64,),
@@ -36,32 +36,58 @@ MERGES = Supports(
     parts=(2, 4, 8, 3, 5, 6, 7),
     features=frozenset({"empty"}),
 )
-OVER_GLOO = replace(MERGES, parts=(2, 3, 4))
+"""512 is the width of the values of latent attention (MLA), of which every head has the same."""
+
+OVER_GLOO = replace(MERGES, dtypes=("bf16",), v_head_dims=(), num_kv_heads=(8,), parts=(2, 3, 4))
+"""A case costs as many processes as there are ranks."""
+
 CLEANS_UP = frozenset({"empty", "empty_nan"})
 """cp_lse_ag_out_rs_mha replaces NaN in partial outputs; the other paths are given finite ones by their callers."""
-IN_FLOAT32 = Precision(source="comm.py: partial outputs are weighted and added up in float32")
-IN_OWN_DTYPE = {
-    dtype: Precision(
-        source="comm.py of 0.5.23, cp_lse_ag_out_rs_mha: partial outputs are weighted in place and added up in their "
-        "own dtype; 0.5.15 does both in float32",
+
+_HASHES = (
+    "663810ba2ae401d5002ac5e4f83474f90ad1ead2a19a69c1b85a65d9e69d7d99",
+    "5829d14f32c1cc35b81ab48042245c58385d15ded54ba50f8f01a87e54de521b",
+)
+_KERNELS_HASH = "d5f7e41a50db03899a2d4e573670f4c5c99ba9806e88429c6c8dfba924193e19"
+
+
+def _cited(*lines: str) -> tuple[Citation, ...]:
+    """Lines of comm.py in 0.5.15 and in 0.5.23; or in the latter alone."""
+    versions = tuple(zip(lines, _HASHES[-len(lines) :], strict=True))
+    return sglang_wheel.cited(sglang_dcp_modules.COMM * len(lines), *versions)
+
+
+CORRECTED = replace(
+    sglang_dcp.IN_FLOAT32,
+    source=f"{sglang_dcp.IN_FLOAT32.source}; cp_lse_ag_out_rs_mla: float32 sums, then the outputs' own dtype",
+    cited=_cited("104-132", "85-123") + sglang_dcp.IN_FLOAT32.cited,
+)
+COMBINED = Precision(
+    source="_dcp_lse_combine_kernel: partial outputs are weighted and added up in float32",
+    cited=_cited("474-537") + sglang_wheel.cited(sglang_dcp_modules.KERNELS[1:], ("436-480, 534-673", _KERNELS_HASH)),
+)
+REDUCED = Precision(
+    source="cp_lse_ag_out_rs_mha: partial outputs are weighted and added up in float32", cited=_cited("75-101", "56-82")
+)
+REDUCED_LATER = {
+    dtype: replace(
+        REDUCED,
+        source="cp_lse_ag_out_rs_mha: partial outputs are weighted in place and added up in their own dtype",
         rank_dtype=dtype,
         reduce_dtype=dtype,
     )
     for dtype in MERGES.dtypes
 }
+ALL_REDUCED = REDUCED_LATER if sglang_wheel.has(sglang_dcp_modules.KERNELS[1:]) else REDUCED
+"""Versions up to 0.5.16 weight out of place, in float32."""
 
 
-@KernelLoader
-def _comm() -> ModuleType:
-    kernels = vars(sglang_wheel.load(sglang_dcp.FILES, {}))
-    given: dict[str, dict[str, Any]] = dict.fromkeys(_KERNEL_MODULES, kernels)
-    given[_SYMMETRIC_MEMORY] = {"use_symmetric_memory": lambda group: nullcontext()}
-    given["sglang.srt.utils"] = {"is_hip": lambda: False, "is_cuda": lambda: True}
-    return sglang_wheel.load(FILES, given)
+Merge = Callable[[Tensor, Tensor, ranks.Group], Tensor]
+"""What one rank does with its output and log-sum-exps."""
 
 
 def _unavailable(function: str, engine: Engine) -> str | None:
-    return sglang_wheel.missing(FILES, engine) or sglang_wheel.lacks(FILES, function)
+    return sglang_dcp_modules.missing(engine, function)
 
 
 def _shared_among(ranks_: int, x: Tensor) -> Tensor:
@@ -77,106 +103,87 @@ def _shared_among(ranks_: int, x: Tensor) -> Tensor:
     return flat.unflatten(1, (-1, ranks_))
 
 
-def _merged(run: Callable[[list[ranks.Rank]], list[Tensor]], merge: Any, outs: Tensor, lses: Tensor) -> Tensor:
+def _merged(run: Callable[[Sequence[ranks.Rank]], list[Tensor]], merge: Merge, outs: Tensor, lses: Tensor) -> Tensor:
     """The whole output, put together from what each rank has of it: [T, H, D]."""
     count, rows, heads, dim = outs.shape
     if rows == 0:
         return torch.empty(0, heads, dim, dtype=outs.dtype, device=outs.device)
     shared, shared_lses = _shared_among(count, outs), _shared_among(count, lses)
-    work = [partial(_rank, merge, shared[rank], shared_lses[rank]) for rank in range(count)]
+    work: list[ranks.Rank] = [partial(_rank, merge, shared[rank], shared_lses[rank]) for rank in range(count)]
     whole = torch.cat(run(work), 1).flatten(0, 1)
     return whole[: rows * heads].unflatten(0, (rows, heads)).contiguous()
 
 
-def _rank(merge: Any, out: Tensor, lse: Tensor, group: ranks.Group) -> Tensor:
+def _rank(merge: Merge, out: Tensor, lse: Tensor, group: ranks.Group) -> Tensor:
     # Copies: what a rank makes of its own partial output is its own affair.
-    result: Tensor = merge(out.clone(), lse.clone(), group)
-    return result
+    return merge(out.clone(), lse.clone(), group)
 
 
-def _reduce_scatter(out: Tensor, lse: Tensor, group: ranks.Group) -> Any:
+def _reduce_scatter(natural: bool, out: Tensor, lse: Tensor, group: ranks.Group) -> Tensor:
+    options = {"is_lse_base_on_e": True} if natural else {}
+    merged: Tensor = _comm().cp_lse_ag_out_rs_mla(out, lse, group, **options)
     # [H, B, D]: the caller, forward_mla.py, turns it.
-    return _comm().cp_lse_ag_out_rs_mla(out, lse, group).transpose(0, 1)
+    return merged.transpose(0, 1)
 
 
-def _all_reduce(out: Tensor, lse: Tensor, group: ranks.Group) -> Any:
-    return _comm().cp_lse_ag_out_rs_mha(out, lse, group)
+def _all_reduce(out: Tensor, lse: Tensor, group: ranks.Group) -> Tensor:
+    merged: Tensor = _comm().cp_lse_ag_out_rs_mha(out, lse, group)
+    return merged
 
 
-def _all_to_all(out: Tensor, lse: Tensor, group: ranks.Group) -> Any:
-    return _comm().dcp_a2a_lse_reduce(out, lse, group)
+def _all_to_all(natural: bool, out: Tensor, lse: Tensor, group: ranks.Group) -> Tensor:
+    merged: Tensor = _comm().dcp_a2a_lse_reduce(out, lse, group, is_lse_base_on_e=natural)
+    return merged
 
 
-@declare.lse_merge(
-    name="sglang.dcp.comm.reduce_scatter",
-    convention=BASE_TWO,
-    precision=IN_FLOAT32,
-    supports=MERGES,
-    unavailable=partial(_unavailable, "cp_lse_ag_out_rs_mla"),
+def _natural_unavailable(engine: Engine) -> str | None:
+    return _unavailable("cp_lse_ag_out_rs_mla", engine) or sglang_wheel.lacks(
+        sglang_dcp_modules.COMM, "dcp_a2a_lse_reduce"
+    )
+
+
+def _target(
+    path: str,
+    merge: Merge,
+    convention: Convention,
+    precision: Precision | dict[str, Precision],
+    unavailable: Callable[[Engine], str | None],
+    *,
+    features: frozenset[str] = MERGES.features,
+    run: Callable[[Sequence[ranks.Rank]], list[Tensor]] = ranks.stepped,
+) -> Callable[..., Tensor]:
+    """The path with all ranks in this process, or each in a process of its own over gloo."""
+    here = run is ranks.stepped
+
+    @declare.lse_merge(
+        name=f"sglang.dcp.comm.{path}",
+        convention=convention,
+        precision=precision,
+        supports=replace(MERGES if here else OVER_GLOO, features=features),
+        engines=tuple(Engine) if here else (Engine.EMULATOR,),
+        unavailable=unavailable,
+    )
+    def merged(outs: Tensor, lses: Tensor) -> Tensor:
+        return _merged(run, merge, outs, lses)
+
+    return merged
+
+
+# Log-sum-exps gathered, outputs corrected by a kernel, then added up and scattered.
+_CORRECTING = (partial(_reduce_scatter, False), BASE_TWO, CORRECTED, partial(_unavailable, "cp_lse_ag_out_rs_mla"))
+reduce_scatter = _target("reduce_scatter", *_CORRECTING)
+reduce_scatter_over_gloo = _target("reduce_scatter.gloo", *_CORRECTING, run=ranks.over_gloo)
+natural_reduce_scatter = _target(
+    "reduce_scatter_natural", partial(_reduce_scatter, True), NATURAL, CORRECTED, _natural_unavailable
 )
-def reduce_scatter(outs: Tensor, lses: Tensor) -> Tensor:
-    """Log-sum-exps gathered, outputs corrected by a kernel, then added up and scattered."""
-    return _merged(ranks.stepped, _reduce_scatter, outs, lses)
 
+# Log-sum-exps gathered, outputs corrected by torch, then added up; each rank keeps its heads.
+_REDUCING = (_all_reduce, NATURAL, ALL_REDUCED, partial(_unavailable, "cp_lse_ag_out_rs_mha"))
+all_reduce = _target("all_reduce", *_REDUCING, features=CLEANS_UP)
+all_reduce_over_gloo = _target("all_reduce.gloo", *_REDUCING, features=CLEANS_UP, run=ranks.over_gloo)
 
-@declare.lse_merge(
-    name="sglang.dcp.comm.reduce_scatter.gloo",
-    convention=BASE_TWO,
-    precision=IN_FLOAT32,
-    supports=OVER_GLOO,
-    engines=(Engine.EMULATOR,),
-    unavailable=partial(_unavailable, "cp_lse_ag_out_rs_mla"),
-)
-def reduce_scatter_over_gloo(outs: Tensor, lses: Tensor) -> Tensor:
-    """The same in processes of their own, over gloo."""
-    return _merged(ranks.over_gloo, _reduce_scatter, outs, lses)
-
-
-@declare.lse_merge(
-    name="sglang.dcp.comm.all_reduce",
-    convention=NATURAL,
-    precision=IN_OWN_DTYPE,
-    supports=replace(MERGES, features=CLEANS_UP),
-    unavailable=partial(_unavailable, "cp_lse_ag_out_rs_mha"),
-)
-def all_reduce(outs: Tensor, lses: Tensor) -> Tensor:
-    """Log-sum-exps gathered, outputs corrected by torch, then added up; each rank keeps its heads."""
-    return _merged(ranks.stepped, _all_reduce, outs, lses)
-
-
-@declare.lse_merge(
-    name="sglang.dcp.comm.all_reduce.gloo",
-    convention=NATURAL,
-    precision=IN_OWN_DTYPE,
-    supports=OVER_GLOO,
-    engines=(Engine.EMULATOR,),
-    unavailable=partial(_unavailable, "cp_lse_ag_out_rs_mha"),
-)
-def all_reduce_over_gloo(outs: Tensor, lses: Tensor) -> Tensor:
-    """The same in processes of their own, over gloo."""
-    return _merged(ranks.over_gloo, _all_reduce, outs, lses)
-
-
-@declare.lse_merge(
-    name="sglang.dcp.comm.all_to_all",
-    convention=NATURAL,
-    precision=IN_FLOAT32,
-    supports=MERGES,
-    unavailable=partial(_unavailable, "dcp_a2a_lse_reduce"),
-)
-def all_to_all(outs: Tensor, lses: Tensor) -> Tensor:
-    """Outputs and log-sum-exps packed and exchanged, then combined by a kernel."""
-    return _merged(ranks.stepped, _all_to_all, outs, lses)
-
-
-@declare.lse_merge(
-    name="sglang.dcp.comm.all_to_all.gloo",
-    convention=NATURAL,
-    precision=IN_FLOAT32,
-    supports=OVER_GLOO,
-    engines=(Engine.EMULATOR,),
-    unavailable=partial(_unavailable, "dcp_a2a_lse_reduce"),
-)
-def all_to_all_over_gloo(outs: Tensor, lses: Tensor) -> Tensor:
-    """The same in processes of their own, over gloo."""
-    return _merged(ranks.over_gloo, _all_to_all, outs, lses)
+# Outputs and log-sum-exps packed and exchanged, then combined by a kernel.
+_COMBINING = (partial(_all_to_all, True), NATURAL, COMBINED, partial(_unavailable, "dcp_a2a_lse_reduce"))
+all_to_all = _target("all_to_all", *_COMBINING)
+all_to_all_over_gloo = _target("all_to_all.gloo", *_COMBINING, run=ranks.over_gloo)
+base_two_all_to_all = _target("all_to_all_base_2", partial(_all_to_all, False), BASE_TWO, COMBINED, _COMBINING[-1])
