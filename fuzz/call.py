@@ -57,12 +57,12 @@ def call(declaration: Declaration, instance: Instance) -> dict[str, Tensor]:
     """Run the target once.
 
     Returns its outputs by name: none for kv_write (the caches are written in place), ``key`` and ``value``
-    for kv_gather, ``out`` and perhaps ``lse`` for attention and merges, ``indices`` for index_build. Raises
-    ``ResultError`` for any other result.
+    for kv_gather, ``out`` and perhaps ``lse`` for attention and merges, ``indices`` for index_build; a backend
+    writes the caches and returns ``out``. Raises ``ResultError`` for any other result.
     """
     outputs = _named(declaration.operation, declaration.function(**arguments(declaration, instance)))
     layout = declaration.convention.lse_layout
-    if instance.problem is not None and ("lse" in outputs) != (layout is not LseLayout.NONE):
+    if "out" in outputs and ("lse" in outputs) != (layout is not LseLayout.NONE):
         have = "a" if "lse" in outputs else "no"
         raise ResultError(f"lse: {have} log-sum-exp returned; convention.lse_layout says {layout}")
     expected = expected_outputs(instance, declaration)
@@ -79,8 +79,9 @@ _RETURNS: dict[Operation, tuple[tuple[str, ...], ...]] = {
     Operation.KV_GATHER: (("key", "value"),),
     Operation.VARLEN_EXTEND: (("out",), ("out", "lse")),
     Operation.PAGED_DECODE: (("out",), ("out", "lse")),
-    Operation.LSE_MERGE: (("out", "lse"),),
+    Operation.LSE_MERGE: (("out",), ("out", "lse")),
     Operation.INDEX_BUILD: (("indices",),),
+    Operation.BACKEND: (("out",),),
 }
 
 

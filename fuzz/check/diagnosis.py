@@ -64,6 +64,8 @@ def detail_of(evidence: Mapping[str, Any]) -> str | None:
 
 def _diagnosis(declaration: Declaration, run: Execution) -> Diagnosis | None:
     case, convention = run.instance.case, declaration.convention
+    if not case.is_attention and case.operation is not Operation.LSE_MERGE:
+        return None  # copies and lists of indices: nothing is computed
     out, lse = run.outputs["out"], run.outputs.get("lse")
     if lse is not None and convention.lse_layout is LseLayout.HEAD_TOKEN:
         lse = lse.transpose(0, 1)

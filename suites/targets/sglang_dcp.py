@@ -3,22 +3,20 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from types import ModuleType
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from fuzz.engine.loader import KernelLoader
 from fuzz.versions import installed
 from oracle import Convention, Precision, Supports, declare
 from oracle.convention import LseLayout
 from oracle.kinds import Engine, IndexTask, KVLayout, LseBase
 from oracle.precision import EXACT_COPY
-from suites.targets import sglang_wheel
+from suites.targets import sglang_dcp_modules, sglang_wheel
 
-FILES = ("srt/layers/dcp/kernels.py", "kernels/ops/attention/dcp_kernels.py")
-"""Where the kernels live: up to 0.5.16, and later."""
+FILES = sglang_dcp_modules.KERNELS
+_kernels = sglang_dcp_modules.kernels
 
 INDICES = Convention(
     source="sglang/srt/layers/dcp/planner.py and triton_backend.py: int32 lists, slots widened by the number of ranks",
@@ -53,11 +51,6 @@ IN_FLOAT32 = Precision(
 )
 
 
-@KernelLoader
-def _kernels() -> ModuleType:
-    return sglang_wheel.load(FILES, {})
-
-
 def _unavailable(engine: Engine) -> str | None:
     return sglang_wheel.missing(FILES, engine)
 
@@ -69,6 +62,7 @@ def _unavailable(engine: Engine) -> str | None:
     precision=EXACT_COPY,
     supports=LISTS,
     unavailable=_unavailable,
+    runs=("sglang create_triton_kv_indices_for_dcp_triton",),
 )
 def kv_indices(
     req_to_token: Tensor,
@@ -96,6 +90,7 @@ def kv_indices(
     precision=EXACT_COPY,
     supports=LISTS,
     unavailable=_unavailable,
+    runs=("sglang create_dcp_kv_indices",),
 )
 def gathered_indices(
     indptr: Tensor,
@@ -131,6 +126,7 @@ def _local_unavailable(engine: Engine) -> str | None:
     precision=EXACT_COPY,
     supports=LISTS,
     unavailable=_local_unavailable,
+    runs=("sglang update_kv_lens_and_indices",),
 )
 def local_indices(
     lens: Tensor,
@@ -178,6 +174,7 @@ def _corrected(outs: Tensor, lses: Tensor, context: Any) -> tuple[Tensor, Tensor
     precision=IN_FLOAT32,
     supports=MERGES,
     unavailable=_unavailable,
+    runs=("sglang correct_attn_out",),
 )
 def correct_attn_out(outs: Tensor, lses: Tensor) -> tuple[Tensor, Tensor]:
     """The ranks' outputs corrected and summed, each call with a context of its own."""
@@ -190,6 +187,7 @@ def correct_attn_out(outs: Tensor, lses: Tensor) -> tuple[Tensor, Tensor]:
     precision=IN_FLOAT32,
     supports=replace(MERGES, parts=(1, 2, 4, 8), features=frozenset({"empty", "stateful"})),
     unavailable=_unavailable,
+    runs=("sglang correct_attn_out with a CPTritonContext",),
     reset=_forget,
 )
 def correct_attn_out_shared(outs: Tensor, lses: Tensor) -> tuple[Tensor, Tensor]:
