@@ -47,6 +47,8 @@ _OFFSETS = 4
 """Running maxima for which casts are simulated, over one binade."""
 _TILES = 4
 """Sizes of tiles for which they are: the smallest allowed, and doubled again and again."""
+_MOST_PARTS = 64
+"""Runs of keys whose own maxima are looked at, at most."""
 _OTHER_ORDERS = 4.0
 """Standard deviations that a partial sum in another order is allowed."""
 _RISEN = 4.0
@@ -318,8 +320,8 @@ def _simulated(found: Judged, a: Arithmetic, p: Tensor, sinks: bool) -> Tensor:
 def _running_maxima(found: Judged, a: Arithmetic, sinks: bool) -> Iterator[Tensor]:
     """Running maxima that weights may be formed against: [m, r, 1 | n].
 
-    The row's own and some below it, within a binade; the sink, with which kernels may begin; and those of tiles of
-    several sizes, which rise along with the logits where these do.
+    The row's own and some below it, within a binade; the sink, with which kernels may begin; those of splits and ranks,
+    which begin anew; and those of tiles of several sizes, which rise along with the logits where these do.
     """
     s = found.logits.value
     if a.precision.p_normalised:
@@ -331,6 +333,7 @@ def _running_maxima(found: Judged, a: Arithmetic, sinks: bool) -> Iterator[Tenso
     yield from (highest - i / _OFFSETS * math.log(2.0) for i in range(_OFFSETS))
     if sinks and a.precision.sink_first is not False:
         yield found.weights.top
+    yield from _maxima_of_parts(s, a)
     for i in range(_TILES):
         tile = min(a.precision.tile << i, n)
         if i and tile == n:
@@ -341,6 +344,24 @@ def _running_maxima(found: Judged, a: Arithmetic, sinks: bool) -> Iterator[Tenso
                 running = (tops.flip(-1) if backwards else tops).cummax(-1).values
                 running = (running.flip(-1) if backwards else running).masked_fill_(running == -math.inf, 0.0)
                 yield running.unsqueeze(-1).expand(-1, -1, -1, tile).flatten(2)[..., :n]
+
+
+def _maxima_of_parts(s: Tensor, a: Arithmetic) -> Iterator[Tensor]:
+    """The largest logits of runs of keys, about as many as splits and ranks may make, and of every N-th key: [m, r, n].
+
+    Where the runs end is not known: equal ones of several lengths stand for them.
+    """
+    p, (m, r, n) = a.precision, s.shape
+    parts, count = min(p.max_splits * p.ranks, _MOST_PARTS), 2
+    while parts > 1 and count < 2 * parts:
+        length = -(-n // count)
+        tops = F.pad(s, (0, -n % length), value=-math.inf).view(m, r, -1, length).amax(-1, keepdim=True)
+        yield tops.masked_fill_(tops == -math.inf, 0.0).expand(-1, -1, -1, length).flatten(2)[..., :n]
+        count *= 2
+    if p.ranks > 1 and p.rank_ownership is not RankOwnership.CONTIGUOUS:
+        tops = F.pad(s, (0, -n % p.ranks), value=-math.inf).view(m, r, -1, p.ranks).amax(2, keepdim=True)
+        tops.masked_fill_(tops == -math.inf, 0.0)
+        yield tops.expand(-1, -1, -(-n // p.ranks), -1).flatten(2)[..., :n]
 
 
 def _cast(x: Tensor, fmt: Format, toward_zero: bool) -> Tensor:

@@ -155,9 +155,6 @@ def test_fixed_cases_are_within_what_their_targets_declare() -> None:
     assert len(fixed.names()) > 20
     for name in fixed.names():
         assert unsupported(known[fixed.target_of(name)], fixed.case_of(name)) is None, name
-    assert {fixed.target_of(name) for name in fixed.names()} == {
-        name for name in known if not name.startswith("torch.")
-    }
 
 
 def test_the_gather_is_64_tokens_by_8_heads_by_128() -> None:

@@ -18,6 +18,7 @@ from fuzz import engine as engines
 from fuzz.call import Unsupported
 from fuzz.engine import loader
 from fuzz.engine.emulator.facade import Device
+from fuzz.engine.loader import ModuleFactory
 from fuzz.versions import installed
 from oracle.kinds import Engine
 from oracle.precision import Citation
@@ -56,6 +57,10 @@ class _Placeholder:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         raise Unsupported(f"sglang {installed('sglang')} needs {self._name}, which this adapter does not load")
 
+    def __mro_entries__(self, bases: tuple[Any, ...]) -> tuple[Any, ...]:
+        """As a base class it adds nothing."""
+        return ()
+
 
 class _PlaceholderModule(ModuleType):
     """A module that has every name, as a placeholder, apart from those given."""
@@ -79,22 +84,27 @@ def cited(files: tuple[str, ...], *versions: tuple[str, str]) -> tuple[Citation,
     )
 
 
-def load(
-    candidates: tuple[str, ...], given: Mapping[str, Mapping[str, Any]], device: Device | None = None
-) -> ModuleType:
+Given = Mapping[str, Mapping[str, Any]]
+"""By module name, the values that a file really needs from other modules."""
+
+
+def packages(given: Given) -> dict[str, ModuleFactory]:
+    """For scoped imports: sglang, and the other packages that ``given`` names. What is not given is a placeholder."""
+
+    def placeholder(name: str) -> ModuleType:
+        return _PlaceholderModule(name, given.get(name, {}))
+
+    return dict.fromkeys({"sglang", *(name.partition(".")[0] for name in given)}, placeholder)
+
+
+def load(candidates: tuple[str, ...], given: Given, device: Device | None = None) -> ModuleType:
     """Execute the first of ``candidates`` (paths inside the package) that exists, for the current engine.
 
-    ``given`` holds, by module name, the values that the file really needs from other sglang modules. In the emulator
+    ``given`` holds, by module name, the values that the file really needs from other modules. In the emulator
     the file finds the machine to be ``device``.
     """
     folder = root()
     if folder is None:
         raise FileNotFoundError("sglang is not installed")
     path = next(folder / name for name in candidates if (folder / name).is_file())
-
-    def placeholder(name: str) -> ModuleType:
-        return _PlaceholderModule(name, given.get(name, {}))
-
-    return loader.load_source(
-        path, f"attn_oracle_loaded.{path.stem}", {"sglang": placeholder}, engines.current(), device
-    )
+    return loader.load_source(path, f"attn_oracle_loaded.{path.stem}", packages(given), engines.current(), device)

@@ -58,7 +58,7 @@ def findings(function: Any, *defects: Defect) -> list[Finding]:
 def defect(diagnosis: str | None) -> Defect:
     return Defect(
         id="it",
-        target="planted",
+        targets=("planted",),
         summary="s",
         checks=(Check.VALUES, Check.LSE),
         diagnosis=diagnosis,
