@@ -17,7 +17,7 @@ from torch import Tensor
 
 from oracle.budget.bound import CONFIDENCE
 from oracle.convention import Convention
-from oracle.diagnose import conventions, fitted, keys, narrow, parts, places
+from oracle.diagnose import conventions, decoding, fitted, keys, narrow, parts, places
 from oracle.diagnose.hypothesis import Hypothesis
 from oracle.diagnose.model import Diagnosis, Kind, Surroundings
 from oracle.diagnose.rows import describe_rows, request_of
@@ -108,7 +108,15 @@ class _Search:
         worst = float(fit.ratio.max()) if fit.ratio.numel() else 0.0
         if not bool(self.scene.failing.any()):
             return Diagnosis(Kind.NONE, "none needed: every element is within its budget", ratio=worst)
-        ranked = _ranked(c for h in self._hypotheses() if (c := self._try(h)) is not None)
+        explained = self._explained(self._hypotheses()) or self._explained(decoding.hypotheses(self.scene, self.panel))
+        if not explained:
+            where = self._where().removeprefix("only ")
+            return Diagnosis(Kind.UNEXPLAINED, f"no hypothesis explains {self._what()} {where}", ratio=worst)
+        return replace(explained[0], runners_up=tuple(explained[1:]))
+
+    def _explained(self, hypotheses: Iterable[Hypothesis]) -> list[Diagnosis]:
+        """What explains every row that is looked at, the best first."""
+        ranked = _ranked(c for h in hypotheses if (c := self._try(h)) is not None)
         explained: list[Diagnosis] = []
         for candidate in ranked[:VERIFICATIONS]:
             if explained and candidate.misfit > explained[0].misfit + DECISIVE:
@@ -119,10 +127,7 @@ class _Search:
                 explained.append(found)
             if len(explained) > RUNNERS_UP:
                 break
-        if not explained:
-            where = self._where().removeprefix("only ")
-            return Diagnosis(Kind.UNEXPLAINED, f"no hypothesis explains {self._what()} {where}", ratio=worst)
-        return replace(explained[0], runners_up=tuple(explained[1:]))
+        return explained
 
     def _hypotheses(self) -> Iterator[Hypothesis]:
         subject = self.scene.subject

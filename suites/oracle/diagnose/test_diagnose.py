@@ -98,6 +98,15 @@ def test_single_keys(with_lse: bool) -> None:
     assert (found.parameters["key"], found.parameters["operand"]) == (31, "v")
 
 
+def test_several_keys_are_decoded() -> None:
+    asked = problem(sinks=SINKS)
+    keep = ~torch.isin(torch.arange(60), torch.tensor([9, 23, 41]))
+    found = said(asked, *returned(asked.subset(keep)))
+    assert found.kind is Kind.MISSING_KEY
+    assert [key["position"] for key in found.parameters["keys"][:3]] == [9, 23, 41]
+    assert "each row of request 0 misses key 9; each row" in found.detail
+
+
 def test_a_key_and_value_from_elsewhere() -> None:
     asked = problem()
     k, v = asked.k.clone(), asked.v.clone()
