@@ -1,4 +1,4 @@
-"""Several ranks of decode context parallel: in one process, step by step, or as real processes over gloo.
+"""Several ranks of decode context parallel: in one process, step by step, or as real processes over gloo or NCCL.
 
 A rank's code asks its group for collectives. In one process every rank runs until its next collective and is stopped
 there; once all have come, the collective is computed, in the order of the ranks, and they run again from the start with

@@ -122,8 +122,8 @@ def _rank(merge: Merge, out: Tensor, lse: Tensor, group: ranks.Group) -> Tensor:
 def _reduce_scatter(natural: bool, out: Tensor, lse: Tensor, group: ranks.Group) -> Tensor:
     options = {"is_lse_base_on_e": True} if natural else {}
     merged: Tensor = _comm().cp_lse_ag_out_rs_mla(out, lse, group, **options)
-    # [H, B, D]: the caller, forward_mla.py, turns it.
-    return merged.transpose(0, 1)
+    # [H, B, D] if there was anything to merge: the caller, forward_mla.py, turns it.
+    return merged if group.world_size == 1 else merged.transpose(0, 1)
 
 
 def _all_reduce(out: Tensor, lse: Tensor, group: ranks.Group) -> Tensor:
