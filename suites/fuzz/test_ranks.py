@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 
@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from suites.targets.ranks import Group, RankError, over_gloo, stepped
+from suites.targets.ranks import Group, RankError, nccl_missing, over_gloo, over_nccl, stepped
 
 RUNS = [stepped, over_gloo]
 
@@ -146,3 +146,33 @@ def test_a_process_left_behind_would_be_seen() -> None:
     assert children() == before | {str(pid)}
     os.kill(pid, signal.SIGKILL)
     os.waitpid(pid, 0)
+
+
+def test_nccl_says_in_one_line_why_it_cannot_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.distributed, "is_nccl_available", lambda: False)
+    with pytest.raises(RankError, match=r"^nccl: this torch is built without it$"):
+        over_nccl([reduces] * 2)
+    monkeypatch.setattr(torch.distributed, "is_nccl_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    with pytest.raises(RankError, match=r"^nccl: 2 ranks need as many GPUs; torch sees 1$"):
+        over_nccl([reduces] * 2)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    with pytest.raises(RankError, match=r"^nccl: ranks are forked"):
+        over_nccl([reduces] * 2)
+
+
+@pytest.mark.skipif(nccl_missing(2) is not None, reason=str(nccl_missing(2)))
+@pytest.mark.parametrize("ranks", [2, 4, 8])
+def test_collectives_over_nccl(ranks: int) -> None:
+    if (reason := nccl_missing(ranks)) is not None:
+        pytest.skip(reason)
+    parts = [torch.arange(12.0).reshape(4, 3) + 100 * r for r in range(ranks)]
+    work = partial(on_gpu, reduces)
+    assert all(torch.equal(x, sum(parts, torch.zeros(4, 3))) for x in over_nccl([work] * ranks))
+    assert all(torch.equal(x, torch.cat(parts)) for x in over_nccl([partial(on_gpu, partial(gathers, 0))] * ranks))
+
+
+def on_gpu(work: Callable[[Group], Tensor], group: Group) -> Tensor:
+    with torch.device("cuda"):
+        return work(group)

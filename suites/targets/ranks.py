@@ -1,4 +1,4 @@
-"""Several ranks of decode context parallel: in one process, step by step, or as real processes over gloo.
+"""Several ranks of decode context parallel: in one process, step by step, or as real processes over gloo or NCCL.
 
 A rank's code asks its group for collectives. In one process every rank runs until its next collective and is stopped
 there; once all have come, the collective is computed, in the order of the ranks, and they run again from the start with
@@ -140,7 +140,7 @@ def _collective(asked: Sequence[tuple[str, Tensor]], ranks: int) -> Tensor:
     return total
 
 
-class GlooGroup:
+class ProcessGroup:
     """One rank's view of real processes, through torch.distributed."""
 
     def __init__(self) -> None:
@@ -180,8 +180,35 @@ def over_gloo(work: Sequence[Rank], timeout_s: float = 30.0) -> list[Tensor]:
 
     Raises ``RankError`` if a rank raises, dies or takes longer than ``timeout_s``; no process is left behind.
     """
+    return _in_processes(work, "gloo", timeout_s)
+
+
+def over_nccl(work: Sequence[Rank], timeout_s: float = 120.0) -> list[Tensor]:
+    """The same over NCCL: rank r has GPU r as its current device. Tensors are made, or moved there, by the work.
+
+    Raises ``RankError`` where ``nccl_missing`` says why not.
+    """
+    if (reason := nccl_missing(len(work))) is not None:
+        raise RankError(reason)
+    return _in_processes(work, "nccl", timeout_s)
+
+
+def nccl_missing(count: int) -> str | None:
+    """Why ``count`` ranks cannot run over NCCL from this process, in one line, or None."""
+    if not torch.distributed.is_nccl_available():
+        return "nccl: this torch is built without it"
+    # Counting does not begin to use a GPU: a process that did could not be forked.
+    if (found := torch.cuda.device_count()) < count:
+        return f"nccl: {count} ranks need as many GPUs; torch sees {found}"
+    if torch.cuda.is_initialized():
+        return "nccl: ranks are forked, which a process that uses its GPU already cannot be"
+    return None
+
+
+def _in_processes(work: Sequence[Rank], backend: str, timeout_s: float) -> list[Tensor]:
     with tempfile.TemporaryDirectory(prefix="attn-oracle-ranks-") as folder:
-        children = [_fork(rank, work, Path(folder, "store"), timeout_s) for rank in range(len(work))]
+        store = Path(folder, "store")
+        children = [_fork(rank, work, store, backend, timeout_s) for rank in range(len(work))]
         try:
             return _answers(children, time.monotonic() + timeout_s)
         finally:
@@ -216,14 +243,14 @@ class _Child:
         return raw.view(dtype).reshape(described["shape"])
 
 
-def _fork(rank: int, work: Sequence[Rank], store: Path, timeout_s: float) -> _Child:
+def _fork(rank: int, work: Sequence[Rank], store: Path, backend: str, timeout_s: float) -> _Child:
     read, write = os.pipe()
     pid = os.fork()
     if pid:
         os.close(write)
         return _Child(rank, pid, read)
     try:
-        answer = _run_rank(rank, work, store, timeout_s)
+        answer = _run_rank(rank, work, store, backend, timeout_s)
     except BaseException as error:  # noqa: BLE001 - the boundary of a process: the parent hears of whatever it is
         said = " ".join(f"{type(error).__name__}: {error}".split())[:500]
         answer = json.dumps({"error": said}).encode() + b"\n"
@@ -232,15 +259,17 @@ def _fork(rank: int, work: Sequence[Rank], store: Path, timeout_s: float) -> _Ch
     os._exit(0)
 
 
-def _run_rank(rank: int, work: Sequence[Rank], store: Path, timeout_s: float) -> bytes:
+def _run_rank(rank: int, work: Sequence[Rank], store: Path, backend: str, timeout_s: float) -> bytes:
+    if backend == "nccl":
+        torch.cuda.set_device(rank)
     torch.distributed.init_process_group(
-        "gloo",
+        backend,
         store=torch.distributed.FileStore(str(store), len(work)),
         rank=rank,
         world_size=len(work),
         timeout=timedelta(seconds=timeout_s),
     )
-    result = work[rank](GlooGroup()).contiguous().cpu()
+    result = work[rank](ProcessGroup()).contiguous().cpu()
     name = next(name for name, dtype in DTYPES.items() if dtype == result.dtype)
     head = json.dumps({"dtype": name, "shape": list(result.shape)})
     return head.encode() + b"\n" + bits(result).numpy().tobytes()

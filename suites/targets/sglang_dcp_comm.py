@@ -103,7 +103,7 @@ def _shared_among(ranks_: int, x: Tensor) -> Tensor:
     return flat.unflatten(1, (-1, ranks_))
 
 
-def _merged(run: Callable[[Sequence[ranks.Rank]], list[Tensor]], merge: Merge, outs: Tensor, lses: Tensor) -> Tensor:
+def merged(run: Callable[[Sequence[ranks.Rank]], list[Tensor]], merge: Merge, outs: Tensor, lses: Tensor) -> Tensor:
     """The whole output, put together from what each rank has of it: [T, H, D]."""
     count, rows, heads, dim = outs.shape
     if rows == 0:
@@ -122,8 +122,8 @@ def _rank(merge: Merge, out: Tensor, lse: Tensor, group: ranks.Group) -> Tensor:
 def _reduce_scatter(natural: bool, out: Tensor, lse: Tensor, group: ranks.Group) -> Tensor:
     options = {"is_lse_base_on_e": True} if natural else {}
     merged: Tensor = _comm().cp_lse_ag_out_rs_mla(out, lse, group, **options)
-    # [H, B, D]: the caller, forward_mla.py, turns it.
-    return merged.transpose(0, 1)
+    # [H, B, D] if there was anything to merge: the caller, forward_mla.py, turns it.
+    return merged if group.world_size == 1 else merged.transpose(0, 1)
 
 
 def _all_reduce(out: Tensor, lse: Tensor, group: ranks.Group) -> Tensor:
@@ -163,10 +163,10 @@ def _target(
         engines=tuple(Engine) if here else (Engine.EMULATOR,),
         unavailable=unavailable,
     )
-    def merged(outs: Tensor, lses: Tensor) -> Tensor:
-        return _merged(run, merge, outs, lses)
+    def target(outs: Tensor, lses: Tensor) -> Tensor:
+        return merged(run, merge, outs, lses)
 
-    return merged
+    return target
 
 
 # Log-sum-exps gathered, outputs corrected by a kernel, then added up and scattered.
@@ -187,3 +187,12 @@ _COMBINING = (partial(_all_to_all, True), NATURAL, COMBINED, partial(_unavailabl
 all_to_all = _target("all_to_all", *_COMBINING)
 all_to_all_over_gloo = _target("all_to_all.gloo", *_COMBINING, run=ranks.over_gloo)
 base_two_all_to_all = _target("all_to_all_base_2", partial(_all_to_all, False), BASE_TWO, COMBINED, _COMBINING[-1])
+
+PATHS: dict[str, Merge] = {
+    "sglang.dcp.comm.reduce_scatter": partial(_reduce_scatter, False),
+    "sglang.dcp.comm.reduce_scatter_natural": partial(_reduce_scatter, True),
+    "sglang.dcp.comm.all_reduce": _all_reduce,
+    "sglang.dcp.comm.all_to_all": partial(_all_to_all, True),
+    "sglang.dcp.comm.all_to_all_base_2": partial(_all_to_all, False),
+}
+"""What one rank does, by target: to be run by other groups than the target's own."""

@@ -203,7 +203,11 @@ def _precision(count: int) -> Precision:
     )
 
 
+LATENT = replace(FEW, head_dims=(576,), v_head_dims=(512,), num_kv_heads=(1,), group_sizes=(16,), features=frozenset())
+"""Latent attention (MLA): one key head of 512 dims and 64 of position, whose first 512 are its values."""
+
 two_ranks = _target(2, "2_ranks", SUPPORTS)
 three_ranks = _target(3, "3_ranks", FEW)
 four_ranks = _target(4, "4_ranks", FEW)
 two_ranks_over_gloo = _target(2, "2_ranks.gloo", FEW, ranks.over_gloo)
+latent = _target(2, "2_ranks_latent", LATENT)
