@@ -57,8 +57,8 @@ def call(declaration: Declaration, instance: Instance) -> dict[str, Tensor]:
     """Run the target once.
 
     Returns its outputs by name: none for kv_write (the caches are written in place), ``key`` and ``value``
-    for kv_gather, ``out`` and perhaps ``lse`` for attention and merges, ``indices`` for index_build. Raises
-    ``ResultError`` for any other result.
+    for kv_gather, ``out`` and perhaps ``lse`` for attention and merges, ``indices`` for index_build; a backend
+    writes the caches and returns ``out``. Raises ``ResultError`` for any other result.
     """
     outputs = _named(declaration.operation, declaration.function(**arguments(declaration, instance)))
     layout = declaration.convention.lse_layout
@@ -81,6 +81,7 @@ _RETURNS: dict[Operation, tuple[tuple[str, ...], ...]] = {
     Operation.PAGED_DECODE: (("out",), ("out", "lse")),
     Operation.LSE_MERGE: (("out",), ("out", "lse")),
     Operation.INDEX_BUILD: (("indices",),),
+    Operation.BACKEND: (("out",),),
 }
 
 

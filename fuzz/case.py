@@ -64,13 +64,18 @@ class Skip(StrEnum):
 
 
 class SlotMap(StrEnum):
-    """Whether a KV write goes through a map from full-pool slots to those of a sliding-window sub-pool."""
+    """Whether there is a map from full-pool slots to those of a sliding-window sub-pool.
+
+    A KV write goes through it. A backend step has pools of both kinds beside each other, and a layer with a window
+    uses the sub-pool.
+    """
 
     NONE = "none"
     FULL = "full"
     """every token has a slot in the sub-pool"""
     HOLES = "holes"
-    """some tokens map to -1: the sub-pool does not keep them"""
+    """the sub-pool does not keep some tokens. They map to -1 in a KV write; in a backend step, whose sub-pool has given
+    up whole pages before the windows of its queries, to the unused slot 0"""
 
 
 class Sink(StrEnum):
@@ -259,7 +264,8 @@ class Case:
     ``kv_write`` stores, and ``kv_gather`` reads, every position of every request; they have no queries.
     ``lse_merge`` merges ``parts`` states of one row per position; ``earlier_calls`` calls of other shapes come
     before it, so that what a target keeps between calls shows. ``index_build`` works for rank ``rank`` of
-    ``parts``. Raises ``CaseError`` on construction where a field, or a pair of fields, cannot be.
+    ``parts``. ``backend`` stores the keys and values of the query tokens, then attends. Raises ``CaseError`` on
+    construction where a field, or a pair of fields, cannot be.
     """
 
     operation: Operation
@@ -331,7 +337,7 @@ class Case:
         }
 
 
-_ATTENTION = (Operation.PAGED_DECODE, Operation.VARLEN_EXTEND)
+_ATTENTION = (Operation.PAGED_DECODE, Operation.VARLEN_EXTEND, Operation.BACKEND)
 _ONLY_FOR: dict[str, tuple[Any, tuple[Operation, ...]]] = {
     "query_lens": ((), (*_ATTENTION, Operation.INDEX_BUILD)),
     "group_size": (1, _ATTENTION),
@@ -346,7 +352,7 @@ _ONLY_FOR: dict[str, tuple[Any, tuple[Operation, ...]]] = {
     "pool": (Pool.TIGHT, (Operation.KV_WRITE, Operation.KV_GATHER, Operation.INDEX_BUILD, *_ATTENTION)),
     "prefix": (Prefix.INLINE, (Operation.VARLEN_EXTEND,)),
     "skip": (Skip.NONE, (Operation.KV_WRITE,)),
-    "slot_map": (SlotMap.NONE, (Operation.KV_WRITE,)),
+    "slot_map": (SlotMap.NONE, (Operation.KV_WRITE, Operation.BACKEND)),
     "parts": (1, (Operation.LSE_MERGE, Operation.INDEX_BUILD)),
     "rank": (0, (Operation.INDEX_BUILD,)),
     "states": (States.FULL, (Operation.LSE_MERGE,)),
@@ -370,8 +376,11 @@ def _check_together(case: Case) -> None:
         raise _fail("rank", case.rank, f"below parts, here {case.parts}")
     if operation is Operation.INDEX_BUILD and case.index_task is IndexTask.NONE:
         raise _fail("index_task", case.index_task, f"{', '.join(t for t in IndexTask if t is not IndexTask.NONE)}")
-    if case.prefix is Prefix.POOL and any(q > n for q, n in zip(case.query_lens, case.context_lens, strict=True)):
+    queries = list(zip(case.query_lens, case.context_lens, strict=False))
+    if case.prefix is Prefix.POOL and any(q > n for q, n in queries):
         raise _fail("query_lens", list(case.query_lens), "no more queries than keys where the prefix is in the pool")
+    if operation is Operation.BACKEND and not all(0 < q <= n for q, n in queries):
+        raise _fail("query_lens", list(case.query_lens), "at least 1, and no more queries than keys, for backend")
     _check_dtypes(case)
     _check_layout(case)
 

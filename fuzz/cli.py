@@ -234,6 +234,21 @@ def replay(
 
 
 @app.command()
+def diagnose(
+    finding: Annotated[Path, typer.Argument(metavar="FINDING", help="A finding's file.")],
+    engine: EngineOption = "auto",
+    timeout: Timeout = CASE_TIMEOUT,
+    modules: Modules = None,
+    as_json: Json = False,
+) -> None:
+    """Run the case of a finding again and say which change of convention or input explains what comes back."""
+    timeout_s = duration("--timeout", timeout)
+    from fuzz.commands import diagnose_finding, parse_engine
+
+    diagnose_finding(finding, parse_engine(engine), tuple(modules or ()), as_json, timeout_s)
+
+
+@app.command()
 def bench(
     as_json: Json = False,
     engine: EngineOption = "auto",

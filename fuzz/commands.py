@@ -13,6 +13,7 @@ from importlib.resources import files
 from pathlib import Path
 from time import monotonic
 from types import FrameType
+from typing import Any
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
@@ -24,7 +25,8 @@ from fuzz.campaign.finding import Finding, FindingError, finding_from_dict
 from fuzz.campaign.pool import Pool
 from fuzz.campaign.run import Campaign, Outcome, Settings, open_pool, run_cases
 from fuzz.case import Case, CaseError
-from fuzz.check.result import CaseResult
+from fuzz.check.diagnosis import KEY, detail_of
+from fuzz.check.result import CaseResult, Check, CheckResult
 from fuzz.errors import Exit as Exit
 from fuzz.errors import Stop as Stop
 from fuzz.options import CASE_TIMEOUT_S
@@ -194,6 +196,52 @@ def replay_findings(
         raise Stop(Exit.USAGE, f"{path}: {len(bad)} of {len(bad) + len(pairs)} files are no findings of known targets")
 
 
+def diagnose_finding(
+    path: Path, engine: Engine, modules: tuple[str, ...], as_json: bool, timeout_s: float = CASE_TIMEOUT_S
+) -> None:
+    """Run the case of one finding again and say why it fails: every explanation, the best first."""
+    declaration, case = _read_finding(path, registry.load(modules))
+    prepared = prepare_targets([declaration], engine=engine, modules=modules, jobs=1, timeout_s=timeout_s)
+    if prepared.skipped:
+        raise Stop(Exit.NOTHING, f"{declaration.name}: {prepared.skipped[declaration.name]}")
+    with prepared.pool() as pool:
+        outcome = next(run_cases(pool, iter([(declaration.name, case)]), prepared.settings))
+    if outcome.harness is not None:
+        raise Stop(Exit.HARNESS, outcome.harness.message)
+    failures = outcome.result.failures
+    found = {check.check: check.evidence[KEY] for check in failures if KEY in check.evidence}
+    if as_json:
+        print(
+            json.dumps(
+                {
+                    "schema": summaries.SCHEMA,
+                    "target": declaration.name,
+                    "engine": engine,
+                    "failed": [check.check for check in failures],
+                    "diagnoses": found,
+                },
+                indent=2,
+            )
+        )
+    else:
+        print("\n".join(_explained(declaration.name, failures, found)))
+    if failures:
+        raise Stop(Exit.FINDINGS)
+
+
+def _explained(target: str, failures: Sequence[CheckResult], found: Mapping[Check, Mapping[str, Any]]) -> Iterator[str]:
+    if not failures:
+        yield f"{target}: nothing fails"
+    for check in failures:
+        yield f"{target}: {check.check}: {check.message}"
+        if check.check not in found:
+            yield "    not diagnosed: only wrong values and log-sum-exps are"
+            continue
+        best = found[check.check]
+        for place, one in enumerate([best, *best["runners_up"]], 1):
+            yield f"    {place}. {one['detail']}  (worst error/budget {float(one['ratio']):.3g})"
+
+
 def _judge(
     prepared: Prepared, pairs: Sequence[tuple[Declaration, Case]], skipped: Mapping[str, str], as_json: bool
 ) -> None:
@@ -266,6 +314,9 @@ def _print_outcome(outcome: Outcome) -> None:
     print(f"{outcome.target}: {result.verdict}{f': {result.reason}' if result.reason else ''}{ratio}")
     for check in result.checks:
         print(f"    {check.verdict:<8} {check.check:<12} {check.message}".rstrip())
+    for detail in dict.fromkeys(detail_of(check.evidence) for check in result.failures):
+        if detail is not None:
+            print(f"    diagnosis: {detail}")
 
 
 # ----------------------------------------------------------- fuzz and gpu_diff

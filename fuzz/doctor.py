@@ -22,6 +22,7 @@ SGLANG = "sglang==0.5.15"
 DEPENDENCIES = ("numpy", "scipy", "hypothesis", "packaging", "typer", "rich", "pytest")
 FOR_DEVELOPERS = ("mpmath", "nox", "ruff", "mypy")
 NEVER_EXECUTED = "never executed by us"
+NEVER_EXECUTED_ON = (Engine.HIP,)
 
 
 @dataclass(frozen=True)

@@ -113,6 +113,8 @@ def _query_label(case: Case, queries: int, length: int) -> str:
     without_keys = case.is_attention and case.causal and queries > length
     if queries and (length == 0 or without_keys):
         return "empty"
-    if queries == length and case.operation is not Operation.PAGED_DECODE:
+    # A backend decodes a prompt of one token as it decodes any other.
+    decodes = case.operation is Operation.PAGED_DECODE or (case.operation is Operation.BACKEND and queries == 1)
+    if queries == length and not decodes:
         return "full"
     return "one" if queries == 1 else "some"

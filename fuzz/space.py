@@ -15,7 +15,7 @@ from typing import Protocol, TypeVar
 
 from fuzz.case import MAX_TOKENS, Case, Placement, Pool, Prefix, Probe, Sink, Skip, SlotMap, States
 from fuzz.features import LENGTHS, PARTITION, Feature, labels
-from fuzz.probes import DESIGNS, unfit
+from fuzz.probes import DESIGNS, PLAIN, unfit
 from oracle.convention import Granularity, SinkUnits, WindowMeaning
 from oracle.declare import Declaration
 from oracle.kinds import Operation
@@ -76,12 +76,15 @@ class Space:
         elif operation is Operation.INDEX_BUILD:
             own = self._indices() | self._pool()
         else:
-            in_pool = operation is Operation.PAGED_DECODE or self.declaration.convention.prefix_in_pool
+            in_pool = operation is not Operation.VARLEN_EXTEND or self.declaration.convention.prefix_in_pool
             own = self._attention() | (self._pool() if in_pool else {})
+            if "slot_map" in self.declaration.supports.features:
+                own["slot_map"] = tuple(SlotMap)
         dimensions = self._common() | own
         if "probe" not in dimensions:
             # First, since what a probe needs decides what else may be drawn.
-            dimensions = {"probe": _probes(dimensions)} | dimensions
+            quantised = operation is Operation.BACKEND and bool(self.declaration.supports.kv_dtypes)
+            dimensions = {"probe": PLAIN if quantised else _probes(dimensions)} | dimensions
         object.__setattr__(self, "dimensions", {name: labels for name, labels in dimensions.items() if labels})
 
     def _common(self) -> dict[str, tuple[str, ...]]:
@@ -94,10 +97,11 @@ class Space:
         if self.declaration.operation is not Operation.PAGED_DECODE:
             # So many keys are for kernels that split them.
             lengths = [n for n in lengths if n != "partitions"]
-        if self.declaration.operation is Operation.PAGED_DECODE and "empty" not in features:
+        backend = self.declaration.operation is Operation.BACKEND
+        if backend or (self.declaration.operation is Operation.PAGED_DECODE and "empty" not in features):
             lengths.remove("zero")
         return {
-            "requests": ("one", "many", "none"),
+            "requests": ("one", "many") if backend else ("one", "many", "none"),
             "length": tuple(lengths),
             "kv_heads": _words(supports.num_kv_heads),
             "head_dim": _words(supports.head_dims),
@@ -169,7 +173,7 @@ class Space:
 
     def _queries(self) -> tuple[str, ...]:
         supports = self.declaration.supports
-        decode = self.declaration.operation is Operation.PAGED_DECODE
+        decode = self._decodes
         several = supports.max_query_len is None or supports.max_query_len > 1
         chunked = decode or "chunked" in supports.features
         return (
@@ -178,6 +182,13 @@ class Space:
             *(("some",) if chunked and several else ()),
             *(("empty",) if "empty" in supports.features else ()),
         )
+
+    @property
+    def _decodes(self) -> bool:
+        """Whether each request has the same few queries; a backend that decodes has one."""
+        declaration = self.declaration
+        one = declaration.operation is Operation.BACKEND and declaration.supports.max_query_len == 1
+        return one or declaration.operation is Operation.PAGED_DECODE
 
     # ---------------------------------------------------------------- drawing
 
@@ -210,6 +221,9 @@ class Space:
         v_descale = Granularity(picked.get("v_descale", Granularity.NONE))
         if convention.descales.fp8_only:
             k_descale = v_descale = _of_fp8(picked["kv_dtype"], k_descale, v_descale)
+        if declaration.operation is Operation.BACKEND and picked["kv_dtype"] == "same":
+            # A backend's pool in the dtype of the model has no scales; one of fp8 may have one, both or none.
+            k_descale = v_descale = Granularity.NONE
         return Case(
             operation=declaration.operation,
             seed=chooser.integer("seed", 0, (1 << 31) - 1),
@@ -264,16 +278,19 @@ class Space:
         if "query" not in picked:
             return replace(case, context_lens=tuple(contexts))
         most = self.declaration.supports.max_query_len
-        if case.operation is Operation.PAGED_DECODE:
+        if case.operation is Operation.BACKEND:
+            contexts = [max(length, 1) for length in contexts]
+        if self._decodes:
             # Decode kernels take the same number of queries of every request, whose keys they are too.
             count = chooser.integer("queries", 2, most or 4) if picked["query"] == "some" else 1
             contexts = [max(length, count) for length in contexts]
         if picked["query"] == "empty" and contexts:
             contexts[-1] = 0
-        if case.operation is Operation.PAGED_DECODE:
-            queries = (count,) * len(contexts)
-        else:
-            queries = _queries(contexts, picked["query"], most, chooser)
+        queries = (count,) * len(contexts) if self._decodes else _queries(contexts, picked["query"], most, chooser)
+        if case.operation is Operation.BACKEND and not self._decodes:
+            # Prompts without a prefix beside others: one with a prefix decides which way all of them go.
+            fresh = [i > 0 and chooser.integer("fresh", 0, 2) == 0 for i in range(len(contexts))]
+            queries = tuple(n if all_ else q for n, q, all_ in zip(contexts, queries, fresh, strict=True))
         return replace(case, context_lens=tuple(contexts), query_lens=queries)
 
     # --------------------------------------------------------------- features
@@ -305,8 +322,9 @@ class Space:
         length, query = names.get("length"), names.get("query")
         if length is not None and query is not None and (query == "empty") != (length == "zero") and query != "full":
             return "a query without keys is the label empty, and that label has no others"
-        decode = self.declaration.operation is Operation.PAGED_DECODE
-        if length == "one" and (query == "some" or (query == "one" and not decode)):
+        backend = self.declaration.operation is Operation.BACKEND
+        decode = backend or self._decodes
+        if length == "one" and (query == "some" or (query == "full" and backend) or (query == "one" and not decode)):
             return "a request has more keys than that many queries of its own"
         nothing = (length, names.get("page_size")) == ("page-1", "1") or (length, names.get("window")) == (
             "window-1",
@@ -314,9 +332,22 @@ class Space:
         )
         if decode and nothing:
             return "a request has at least one key"
+        if (
+            backend
+            and names.get("kv_dtype") == "same"
+            and {"tensor", "head"}
+            & {
+                names.get("k_descale"),
+                names.get("v_descale"),
+            }
+        ):
+            return "a pool in the dtype of the model has no scales"
         if names.get("window") == "page" and names.get("page_size") == "1":
             return "a window of one page of one key has the label one"
-        if self.declaration.convention.descales.fp8_only and (reason := unpaired(names)):
+        needs = _PROBE_NEEDS.get(names.get("probe", ""), {})
+        # What the probe needs comes along: an fp8 cache, or a descale.
+        implied = {name: allowed[0] for name, allowed in needs.items()} | names
+        if self.declaration.convention.descales.fp8_only and (reason := unpaired(implied)):
             return reason
         if names.get("length", "").startswith("window") and names.get("window") in ("off", "beyond"):
             return "there is no window to be at the edge of"

@@ -42,8 +42,8 @@ def parameters(operation: Operation, convention: Convention, task: IndexTask = I
     """Parameter names of a target's function.
 
     Attention returns ``out`` or ``(out, lse)``; kv_write stores in place and returns None; kv_gather returns
-    ``(key, value)``; lse_merge ``(out, lse)``; index_build the list. Raises ``DeclarationError`` for an operation
-    that cannot be declared yet.
+    ``(key, value)``; lse_merge ``(out, lse)``; index_build the list; backend stores in place and returns ``out``.
+    Raises ``DeclarationError`` for an operation that cannot be declared yet.
     """
     table = convention.index_form is IndexForm.PAGE_TABLE
     match operation:
@@ -79,6 +79,8 @@ def parameters(operation: Operation, convention: Convention, task: IndexTask = I
             return "outs", "lses"
         case Operation.INDEX_BUILD if task in _BY_TASK:
             return _BY_TASK[task]
+        case Operation.BACKEND:
+            return ("q", "k", "v", "k_cache", "v_cache", "q_indptr", "lengths", "slots", "slot_map", *_OPTIONS)
     raise DeclarationError(f"declare.{operation.value}: cannot be declared yet{' without a task' if task else ''}")
 
 
@@ -90,12 +92,13 @@ FEATURES: dict[Operation, tuple[str, ...]] = {
     Operation.KV_GATHER: (),
     Operation.LSE_MERGE: ("empty", "empty_nan", "stateful"),
     Operation.INDEX_BUILD: (),
+    Operation.BACKEND: ("window", "sinks", "soft_cap", "custom_scale", "chunked", "slot_map", "strided"),
 }
 """What a target of each operation may support beyond the plain call.
 
 window, sinks, soft_cap, custom_scale (other than 1/sqrt(D)), non_causal; chunked: fewer queries than keys;
 empty: a query, or a state to merge, without any key; empty_nan: outputs of empty states may be NaN; strided:
-rows that are not contiguous; skip: negative slots; slot_map: writes through a map to a sub-pool; stateful:
+rows that are not contiguous; skip: negative slots; slot_map: through a map to a sub-pool; stateful:
 something is kept from call to call.
 """
 
@@ -203,6 +206,10 @@ class Declaration:
     task: IndexTask = IndexTask.NONE
     reset: Callable[[], None] | None = field(default=None, repr=False)
     """forgets what the target keeps between calls; called before each case."""
+    agrees_with: Declaration | None = field(default=None, repr=False)
+    """another target of the same operation, which must return the same on cases that both support."""
+    runs: tuple[str, ...] = ()
+    """the functions that a call runs, each with the package whose code it is; empty: as the name says."""
 
     def precision_for(self, dtype: str, kv_dtype: str | None = None) -> Precision:
         """The arithmetic allowed for a query of ``dtype`` and keys stored as ``kv_dtype`` (None: as the query).
@@ -249,17 +256,25 @@ class _Operation:
         unavailable: Callable[[Engine], str | None] = _available,
         task: IndexTask = IndexTask.NONE,
         reset: Callable[[], None] | None = None,
+        agrees_with: Callable[..., Any] | None = None,
+        runs: tuple[str, ...] = (),
     ) -> Callable[[F], F]:
         """Attach a declaration to a function.
 
         Raises ``DeclarationError`` if the name is no dotted word, an argument is not of its type, a feature is
-        not one of the operation's, or the function's parameters are not the operation's.
+        not one of the operation's, or the function's parameters are not the operation's. ``agrees_with`` is a
+        function declared before, which takes the same arguments and must return the same; ``runs`` names functions.
         """
         if not _is_text(name) or any(c.isspace() or c in "*?[]" for c in name):
             raise DeclarationError(f"declare.{self.operation.value}: name {name!r}; write dotted words")
 
         supported = Supports() if supports is None else supports
         self._check_types(convention, precision, supported, engines, unavailable, task, reset)
+        if not isinstance(runs, tuple) or not all(map(_is_text, runs)):
+            raise self._wrong("runs", runs, "a tuple of names")
+        partner = None if agrees_with is None else declaration_of(agrees_with)
+        if agrees_with is not None and (partner is None or partner.operation is not self.operation):
+            raise self._wrong("agrees_with", agrees_with, f"a function declared as {self.operation.value}, None")
         unknown = sorted(supported.features - set(FEATURES[self.operation]))
         if unknown:
             allowed = ", ".join(FEATURES[self.operation]) or "none"
@@ -282,6 +297,8 @@ class _Operation:
                 unavailable=unavailable,
                 task=task,
                 reset=reset,
+                agrees_with=partner,
+                runs=runs,
             )
             setattr(function, ATTRIBUTE, declaration)
             return function
@@ -329,6 +346,7 @@ kv_write = _Operation(Operation.KV_WRITE)
 kv_gather = _Operation(Operation.KV_GATHER)
 lse_merge = _Operation(Operation.LSE_MERGE)
 index_build = _Operation(Operation.INDEX_BUILD)
+backend = _Operation(Operation.BACKEND)
 
 
 def declaration_of(function: object) -> Declaration | None:

@@ -1,6 +1,7 @@
-"""Comparisons that need a process of their own, since a process has one engine and one meaning of `triton`.
+"""Candidates that need a process of their own, since a process has one engine and one meaning of `triton`.
 
-Run as a program with the name of a comparison; prints the times as JSON.
+A process runs one case once for each line that it is sent, which says the way, and answers with a line of JSON: CPU
+seconds, programs of the largest grid (of the emulator's launches), and the outputs.
 """
 
 from __future__ import annotations
@@ -9,77 +10,112 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from enum import StrEnum
 from pathlib import Path
+from typing import Any
 
 import torch
 
 from fuzz import engine as engines
 from fuzz import registry
+from fuzz.bench import fixed
 from fuzz.bench.report import NotMeasured
-from fuzz.bench.timing import Times, take_turns
 from fuzz.buffers import Poison
 from fuzz.call import call
-from fuzz.case import load_case
-from fuzz.certify.compiled import load_kernels
+from fuzz.check.agreement import to_data
+from fuzz.check.memory import IN_PLACE
+from fuzz.check.scratch import poisoned_allocations
+from fuzz.engine import loader
 from fuzz.engine.emulator import Options, session
+from fuzz.engine.emulator.facade import H200
 from fuzz.instance import build
-from oracle import philox
 from oracle.kinds import Engine
 
-GATHER = "sglang.shuffle_5d.gather"
-CASE = Path(__file__).with_name("gather.json")
-PAIRS = 16384
-SEED = 3
-TURNS = 5
-_TIMEOUT_S = 300.0
+
+class Way(StrEnum):
+    """How a process runs its case."""
+
+    BATCHED = "batched"
+    """emulated, as ever"""
+    SERIAL = "serial"
+    """emulated, one program after the other"""
+    INTERPRETED = "interpreted"
+    """by Triton's own interpreter"""
 
 
-def batched_and_serial() -> dict[str, Times]:
-    """The gather on one case, emulated in batches and one program after the other; one thread."""
-    engines.start(Engine.EMULATOR)
-    target, instance = registry.load()[GATHER], build(load_case(CASE), Poison.POSITIVE)
+class Process:
+    """A process that runs one case."""
 
-    def run(options: Options) -> Callable[[], object]:
-        def once() -> None:
-            with session(options):
-                call(target, instance)
+    def __init__(self, process: subprocess.Popen[str]) -> None:
+        self._process = process
 
-        return once
+    def once(self, way: Way) -> dict[str, Any]:
+        """Run the case once. A process of the interpreter is for it alone.
 
-    return take_turns({"serial": run(Options(serial=True)), "batched": run(Options())}, TURNS)
-
-
-def interpreter_and_emulator() -> dict[str, Times]:
-    """Our division kernel; one thread. The environment has TRITON_INTERPRET=1 already."""
-    # On any engine but ours the kernels see the installed triton, which interprets here.
-    interpreted, emulated = load_kernels(Engine.CUDA), load_kernels(Engine.EMULATOR)
-    a = philox.uniform_int(SEED, 0, PAIRS, -1000, 1000).int()
-    b = philox.uniform_int(SEED, 1, PAIRS, 1, 40).int()
-    candidates = {"interpreter": lambda: interpreted.divide(a, b), "emulator": lambda: emulated.divide(a, b)}
-    return take_turns(candidates, TURNS)
-
-
-COMPARISONS = {f.__name__: f for f in (batched_and_serial, interpreter_and_emulator)}
+        Raises NotMeasured with the last line of the process's errors if it ended.
+        """
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        try:
+            self._process.stdin.write(f"{way.value}\n")
+            self._process.stdin.flush()
+        except BrokenPipeError:
+            pass
+        answer = self._process.stdout.readline()
+        if not answer:
+            errors = self._process.communicate()[1].strip().splitlines()
+            raise NotMeasured(errors[-1] if errors else f"the process ended with {self._process.returncode}")
+        found: dict[str, Any] = json.loads(answer)
+        return found
 
 
-def alone(name: str, **environment: str) -> dict[str, Times]:
-    """A comparison's times, from a fresh process. Raises NotMeasured with its last line if that fails."""
-    done = subprocess.run(
-        [sys.executable, "-P", "-c", f"from fuzz.bench.alone import main; main({name!r})"],
-        env={**os.environ, **environment, "PYTHONPATH": str(Path(__file__).parents[2])},
-        capture_output=True,
+@contextmanager
+def process(name: str) -> Iterator[Process]:
+    """A fresh process that runs the case called `name`."""
+    root = str(Path(__file__).parents[2])
+    path = [root, *filter(None, [os.environ.get("PYTHONPATH")])]
+    with subprocess.Popen(
+        [sys.executable, "-P", "-c", f"from fuzz.bench.alone import serve; serve({name!r})"],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(path), "TRITON_INTERPRET": "1"},
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
         text=True,
-        timeout=_TIMEOUT_S,
-        check=False,
-    )
-    if done.returncode:
-        lines = done.stderr.strip().splitlines()
-        raise NotMeasured(lines[-1] if lines else f"the process ended with {done.returncode}")
-    return {candidate: Times(seconds) for candidate, seconds in json.loads(done.stdout).items()}
+    ) as started:
+        try:
+            yield Process(started)
+        finally:
+            started.kill()
 
 
-def main(name: str) -> None:
-    """Run a comparison here and print its times."""
+def serve(name: str) -> None:
+    """What such a process does: run the case for each line that comes in."""
     torch.set_num_threads(1)
-    print(json.dumps({candidate: times.seconds for candidate, times in COMPARISONS[name]().items()}))
+    answers, sys.stdout = sys.stdout, sys.stderr
+    for line in sys.stdin:
+        print(json.dumps(run(name, Way(line.strip()))), file=answers, flush=True)
+
+
+def run(name: str, way: Way) -> dict[str, Any]:
+    """Run the case once in this process."""
+    if way is Way.INTERPRETED:
+        # On any engine but ours kernels are loaded with the installed triton, which interprets on the CPU here.
+        engines.start(Engine.CUDA, compile_only=True)
+        loader.pretend(H200)
+    else:
+        engines.start(Engine.EMULATOR)
+    target = registry.load()[fixed.target_of(name)]
+    instance = build(fixed.case_of(name), Poison.POSITIVE)
+    if target.reset is not None:
+        target.reset()
+    # Poisoned, so that what a kernel leaves unwritten compares as equal.
+    with session(Options(serial=way is Way.SERIAL)) as log, poisoned_allocations(Poison.POSITIVE):
+        start = time.process_time()
+        outputs = call(target, instance)
+        seconds = time.process_time() - start
+    found = outputs or {buffer: instance.buffers[buffer].view for buffer in IN_PLACE}
+    programs = max((launch.programs for launch in log.launches), default=0)
+    return {"seconds": seconds, "programs": programs, "outputs": to_data(found)}

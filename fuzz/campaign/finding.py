@@ -8,6 +8,7 @@ from hashlib import blake2b
 from typing import TYPE_CHECKING, Any
 
 from fuzz.case import Case, case_from_dict
+from fuzz.check.diagnosis import class_of
 from fuzz.check.result import CaseResult, Check
 from fuzz.errors import Expected
 from fuzz.features import labels
@@ -22,7 +23,10 @@ SCHEMA = 1
 
 @dataclass(frozen=True, kw_only=True)
 class Finding:
-    """One failed check of one case. ``known`` is the ledger entry that explains it, or None."""
+    """One failed check of one case. ``known`` is the ledger entry that explains it, or None.
+
+    ``diagnosis`` is a class, None where nothing was diagnosed; ``evidence`` holds its numbers.
+    """
 
     target: str
     check: Check
@@ -108,7 +112,8 @@ def findings_of(target: str, case: Case, result: CaseResult, settings: Settings)
     """The failed checks of one case, each with the ledger entry that explains it, if any."""
     found = []
     for failure in result.failures:
-        known = next((d.id for d in settings.defects if d.matches(target, failure.check, None, case)), None)
+        diagnosis = class_of(result.checks, failure.check)
+        known = next((d.id for d in settings.defects if d.matches(target, failure.check, diagnosis, case)), None)
         found.append(
             Finding(
                 target=target,
@@ -116,7 +121,7 @@ def findings_of(target: str, case: Case, result: CaseResult, settings: Settings)
                 verdict=failure.verdict,
                 message=failure.message,
                 evidence=failure.evidence,
-                diagnosis=None,
+                diagnosis=diagnosis,
                 worst_ratio=result.worst_ratio,
                 engine=settings.engine,
                 versions=settings.versions,

@@ -11,7 +11,7 @@ from fuzz.check.result import Check, CheckResult
 from oracle.verdict import Verdict
 
 IN_PLACE = ("k_cache", "v_cache")
-"""Buffers that kv_write may change."""
+"""Buffers that kv_write and backend may change."""
 
 
 def inputs_untouched(run: Execution, in_place: tuple[str, ...] = ()) -> CheckResult:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from fuzz.buffers import Poison
 from fuzz.call import ResultError, Unsupported
 from fuzz.case import Case
 from fuzz.check.attention import attention_values, merge_values
 from fuzz.check.copies import gather_values, index_values, written_pool
+from fuzz.check.diagnosis import diagnosed
 from fuzz.check.execute import Execution, Progress, execute
 from fuzz.check.memory import (
     IN_PLACE,
@@ -17,11 +20,18 @@ from fuzz.check.memory import (
     same_result,
     unwritten,
 )
+from fuzz.check.relations import relations
 from fuzz.check.result import CaseResult, Check, CheckResult
 from fuzz.check.suspect import resolve
 from oracle.declare import Declaration
 from oracle.kinds import Engine, Operation
 from oracle.verdict import Verdict, worst
+
+_MUDDLED = (
+    *(Check.WRITTEN, Check.BOUNDS, Check.POISON, Check.NAN, Check.DETERMINISM),
+    *(Check.UNDEFINED, Check.UNINITIALISED, Check.RACE),
+)
+"""A result that depends on where no data is, or on chance, shows nothing by differing once more."""
 
 
 def check_case(
@@ -49,8 +59,10 @@ def check_case(
         _values(declaration, first),
         lambda other: _values(declaration, execute(declaration, other, first.poison, engine, progress)),
     )
-    found += values.checks
+    found += diagnosed(declaration, first, values.checks)
     found += _influence(declaration, case, engine, (first, second, nan), progress)
+    if not any(result.check in _MUDDLED and result.verdict is not Verdict.PASS for result in found):
+        found += relations(declaration, case, engine, first, progress)
     return CaseResult(
         checks=_one_each(found),
         elements=values.elements,
@@ -63,7 +75,7 @@ def check_case(
 def _memory_checks(
     declaration: Declaration, first: Execution, second: Execution, nan: Execution | None
 ) -> list[CheckResult]:
-    in_place = IN_PLACE if declaration.operation is Operation.KV_WRITE else ()
+    in_place = IN_PLACE if declaration.operation in (Operation.KV_WRITE, Operation.BACKEND) else ()
     runs = [run for run in (first, second, nan) if run is not None]
     found = [inputs_untouched(run, in_place) for run in runs]
     found += [allocations_in_bounds(run) for run in runs]
@@ -120,7 +132,11 @@ def _values(declaration: Declaration, run: Execution) -> CaseResult:
         return CaseResult(checks=(result,), elements=elements)
     if declaration.operation is Operation.LSE_MERGE:
         return merge_values(declaration, run)
-    return attention_values(declaration, run)
+    values = attention_values(declaration, run)
+    if declaration.operation is not Operation.BACKEND:
+        return values
+    written, elements = written_pool(run)
+    return replace(values, checks=(*values.checks, *written), elements=values.elements + elements)
 
 
 def _one_each(results: list[CheckResult]) -> tuple[CheckResult, ...]:

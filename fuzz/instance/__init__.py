@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from fuzz.buffers import Poison
 from fuzz.case import Case
-from fuzz.instance import attention, copies, indices, merge
+from fuzz.instance import attention, backend, copies, indices, merge
 from fuzz.instance.model import Instance
 from oracle.kinds import Operation, Role
 
@@ -19,6 +19,7 @@ _BUILDERS: dict[Operation, Callable[[Case, Poison, str], Instance]] = {
     Operation.PAGED_DECODE: attention.build_decode,
     Operation.LSE_MERGE: merge.build_merge,
     Operation.INDEX_BUILD: indices.build_indices,
+    Operation.BACKEND: backend.build_backend,
 }
 
 

@@ -9,7 +9,7 @@ from fuzz.buffers import DTYPES, Buffer, Poison, empty_buffer, huge_buffer
 from fuzz.case import Case, Placement, Pool
 from fuzz.probes import Stream
 from oracle import philox
-from oracle.kinds import Role
+from oracle.kinds import Operation, Role
 from oracle.layout import CacheGeometry
 
 HUGE_ELEMENTS = 1 << 31
@@ -34,36 +34,45 @@ def pages_per_request(case: Case) -> list[int]:
     return [-(-length // case.page_size) for length in case.context_lens]
 
 
+def reserved(case: Case) -> int:
+    """Pages at the start that no request is given: a backend's first one is a dummy."""
+    return int(case.operation is Operation.BACKEND)
+
+
 def num_blocks(case: Case) -> int:
     """Pages in the pool."""
     used = sum(pages_per_request(case))
     if case.pool is Pool.TIGHT:
-        return max(used, 1)
+        return max(used + reserved(case), 1)
     if case.pool is Pool.SPARE:
-        return 2 * used + 3
+        return 2 * used + 3 + reserved(case)
     per_block = case.num_kv_heads * case.page_size * min(case.head_dim, case.v_head_dim)
     return HUGE_ELEMENTS // per_block + 2 + used
 
 
-def pages(case: Case) -> list[int]:
-    """Physical page of each logical page, request after request."""
-    used, blocks = sum(pages_per_request(case)), num_blocks(case)
+def pages(case: Case, stream: Stream = Stream.PAGES) -> list[int]:
+    """Physical page of each logical page, request after request, shuffled by ``stream``."""
+    return [reserved(case) + page for page in _pages(case, stream, num_blocks(case) - reserved(case))]
+
+
+def _pages(case: Case, stream: Stream, blocks: int) -> list[int]:
+    used = sum(pages_per_request(case))
     shuffled = case.placement is Placement.SHUFFLED
     if shuffled and case.pool is Pool.SPARE:
-        return [int(page) for page in philox.permutation(case.seed, Stream.PAGES, blocks)[:used]]
+        return [int(page) for page in philox.permutation(case.seed, stream, blocks)[:used]]
     if case.pool is Pool.HUGE:
         half = used // 2
         found = [*range(half), *range(blocks - (used - half), blocks)]
     else:
         found = [2 * page + 1 if case.pool is Pool.SPARE else page for page in range(used)]
     if shuffled:
-        found = [found[int(i)] for i in philox.permutation(case.seed, Stream.PAGES, used)]
+        found = [found[int(i)] for i in philox.permutation(case.seed, stream, used)]
     return found
 
 
-def own_pages(case: Case) -> list[list[int]]:
+def own_pages(case: Case, stream: Stream = Stream.PAGES) -> list[list[int]]:
     """Physical pages of each request, in the order of its positions."""
-    table, start = pages(case), 0
+    table, start = pages(case, stream), 0
     found = []
     for count in pages_per_request(case):
         found.append(table[start : start + count])
@@ -71,12 +80,12 @@ def own_pages(case: Case) -> list[list[int]]:
     return found
 
 
-def slots_of(case: Case) -> Tensor:
+def slots_of(case: Case, stream: Stream = Stream.PAGES) -> Tensor:
     """Pool slot of every position of every request: int64 [T]."""
     g = case.page_size
     rows = [
         own[p // g] * g + p % g
-        for own, length in zip(own_pages(case), case.context_lens, strict=True)
+        for own, length in zip(own_pages(case, stream), case.context_lens, strict=True)
         for p in range(length)
     ]
     return torch.tensor(rows, dtype=torch.int64)

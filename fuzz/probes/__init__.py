@@ -2,11 +2,12 @@
 
 from fuzz.probes.catalogue import DESIGNS, RECOMMENDED, design, exact_weights, unfit
 from fuzz.probes.model import Design, Fault, Inputs
-from fuzz.probes.plain import values
+from fuzz.probes.plain import PLAIN, values
 from fuzz.probes.stream import Stream
 
 __all__ = [
     "DESIGNS",
+    "PLAIN",
     "RECOMMENDED",
     "Design",
     "Fault",

@@ -11,6 +11,8 @@ from fuzz.probes.model import Design, Fault, Inputs
 from oracle.convention import Granularity
 
 SOME_DESCALE = (Granularity.TENSOR.value, Granularity.HEAD.value)
+WIDE = ("fp32", "bf16", "fp16", "e5m2", "e5m2fnuz")
+"""dtypes of a query whose range holds a product of one channel that decides a row."""
 FP8 = ("e4m3fn", "e4m3fnuz", "e5m2", "e5m2fnuz")
 
 DESIGNS: dict[Probe, Design] = {
@@ -81,7 +83,7 @@ DESIGNS: dict[Probe, Design] = {
                 Fault.STALE_SLOT,
                 Fault.SINK,
             ),
-            needs=DESIGNED_SINKS | {"soft_cap": ("off",)},
+            needs=DESIGNED_SINKS | {"soft_cap": ("off",), "dtype": WIDE},
             refuses=uniform.no_gate,
             exact_weights=True,
         ),
@@ -96,7 +98,7 @@ DESIGNS: dict[Probe, Design] = {
             Probe.DEEP_NEGATIVE_UNCAPPED,
             deep.deep_negative_uncapped,
             (Fault.MAX_START, Fault.UNDERFLOW, Fault.SCALE, Fault.MASK_ORDER, Fault.SINK),
-            needs=DESIGNED_SINKS | {"soft_cap": ("off",)},
+            needs=DESIGNED_SINKS | {"soft_cap": ("off",), "dtype": WIDE},
             refuses=deep.no_depth,
         ),
         Design(

@@ -20,6 +20,9 @@ from oracle.convention import Granularity
 from oracle.kinds import Role
 from oracle.rounding import round_to
 
+PLAIN = (Probe.NORMAL, Probe.CONSTANT_V)
+"""Probes whose values are drawn one by one: a request, or a token, has them whatever comes after it."""
+
 SINK_OFFSET = {Sink.NORMAL: 0.0, Sink.DOMINANT: 60.0, Sink.NEGLIGIBLE: -60.0}
 """Added to a sink: logits of the normal probe stay within about 10 of zero, so that +-60 decides the row."""
 

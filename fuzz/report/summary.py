@@ -12,8 +12,10 @@ from rich.text import Text
 
 from fuzz.campaign.finding import Finding
 from fuzz.campaign.run import PHASES, Campaign, TargetSummary
+from fuzz.check.diagnosis import detail_of
 from fuzz.plan import Coverage
 from fuzz.space import Pair
+from oracle.diagnose.model import Kind
 from oracle.verdict import Verdict
 
 SCHEMA = 1
@@ -89,10 +91,11 @@ def words(pair: Pair) -> str:
 def fault(finding: Finding) -> tuple[str | None, ...]:
     """What tells one fault from another.
 
-    Until a diagnosis tells more, what the case's operands are made of stands in for it.
+    Where no diagnosis tells, what the case's operands are made of stands in for it.
     """
     case = finding.case
-    made_of = (case.dtype, case.pool.value, case.index_dtype) if finding.known is None else ()
+    told = finding.known is not None or finding.diagnosis not in (None, Kind.UNEXPLAINED)
+    made_of = () if told else (case.dtype, case.pool.value, case.index_dtype)
     return (finding.target, finding.check, finding.diagnosis, finding.known, *made_of)
 
 
@@ -166,6 +169,8 @@ def print_findings(
         known = f"known defect {finding.known}" if finding.known else "NEW"
         console.print(Text(f"{finding.target}: {finding.check}: {known}", style="yellow" if finding.known else "red"))
         console.print(Text(f"    {finding.message}"))
+        if (detail := detail_of(finding.evidence)) is not None:
+            console.print(Text(f"    diagnosis: {detail}"))
         if loosest := finding.evidence.get("loosest"):
             console.print(Text(f"    budget: the loosest is assumed of {', '.join(loosest)}"))
         if finding.id in paths:

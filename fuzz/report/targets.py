@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import asdict
 from typing import Any
 
+from fuzz.doctor import NEVER_EXECUTED, NEVER_EXECUTED_ON
 from fuzz.sources import Reading, reading
 from oracle.declare import Declaration
 from oracle.kinds import Engine
@@ -22,6 +23,8 @@ def to_dict(declaration: Declaration, reasons: Reasons) -> dict[str, Any]:
         "engines": dict(reasons),
         "archs": list(declaration.supports.archs),
         "compiler": declaration.supports.compiler,
+        "runs": list(declaration.runs),
+        "never_executed": [engine for engine in declaration.engines if engine in NEVER_EXECUTED_ON],
         "convention_source": declaration.convention.source,
         "precision": {name: _precision(p) for name, p in by_dtype(declaration).items()} or None,
     }
@@ -48,9 +51,13 @@ def lines(declaration: Declaration, reasons: Reasons) -> Iterator[str]:
     """The target in one line, and one for each thing that its user should know."""
     works = [_engine(engine, declaration) for engine, reason in reasons.items() if reason is None]
     yield f"{declaration.name}  {declaration.operation}  {', '.join(works) or 'cannot run here'}"
+    if declaration.runs:
+        yield f"    runs {', '.join(declaration.runs)}"
     for engine, reason in reasons.items():
-        if reason is not None:
-            yield f"    {reason}" if reason.startswith(engine) else f"    {engine}: {reason}"
+        never = f"; {NEVER_EXECUTED}" if engine in NEVER_EXECUTED_ON and engine in declaration.engines else ""
+        if reason is not None or never:
+            said = reason or "works"
+            yield f"    {said}{never}" if said.startswith(engine) else f"    {engine}: {said}{never}"
     precisions = by_dtype(declaration)
     if not precisions:
         yield "    no precision declared: every budget is the loosest"

@@ -13,10 +13,13 @@ error of the denominator, and never above the worst case.
 
 Rounding errors are functions of the data, so independence is guarded where it can fail:
 
-- Keys with the same logit round alike: their terms are counted as one (`_multiplicity`).
+- Keys with the same logit round alike: their terms are counted as one (`multiplicity`). Where products with the query
+  are rounded, keys that are equal in one dimension have that rounding in common, which the log-sum-exp sees.
 - Casting a weight errs by a saw-tooth of its logit. The cast is carried out for several running maxima, fixed and
   rising, and the bound covers twice the largest sum over any prefix of the keys (`_simulated`).
 - Partial sums are as large as the largest prefix, plus four standard deviations for other orders.
+- Adding equal weights, or weights that are equal but for less than the sum's last place, errs alike at every step: such
+  errors are added (`_together`).
 - Weights that their format cannot tell from 0 err one way: they count in full.
 - Truncation has a mean, which counts in full.
 - Logits held in a narrow dtype, and casts of the query, count in full.
@@ -37,7 +40,7 @@ from oracle.budget.arithmetic import Arithmetic
 from oracle.budget.blocks import Rows, Values, WeightedSums
 from oracle.budget.formats import FP32, Format
 from oracle.budget.growth import UNIT, scatter
-from oracle.budget.rows import Judged, Weights
+from oracle.budget.rows import Judged, Weights, multiplicity
 from oracle.precision import KeyOrder, RankOwnership, Rounding
 
 _BLOCKS = 32
@@ -46,6 +49,8 @@ _OFFSETS = 4
 """Running maxima for which casts are simulated, over one binade."""
 _TILES = 4
 """Sizes of tiles for which they are: the smallest allowed, and doubled again and again."""
+_MOST_PARTS = 64
+"""Runs of keys whose own maxima are looked at, at most."""
 _OTHER_ORDERS = 4.0
 """Standard deviations that a partial sum in another order is allowed."""
 _RISEN = 4.0
@@ -105,11 +110,11 @@ class Model:
     def of(rows: Rows, found: Judged, a: Arithmetic, factor: float) -> Model:
         weights, o = found.weights, rows.out
         p, rises = weights.p, _Rises.of(found, a)
-        alike = _multiplicity(found.logits.value)
+        alike = multiplicity(found.logits.value)
         excess, noise = _logit_errors(found, a, factor, alike)
         cast = [] if a.p is None else _cast_errors(found, a, alike)
         excesses, noises, squares, *casts = rows.values.sums(excess, noise, p.square(), *cast)
-        prefixes = Prefixes.of(rows, found, a)
+        prefixes, together = Prefixes.of(rows, found, a), _together(p, alike, a)
         spread = squares.square(o) + (weights.sink / weights.share * o).square()
         away = torch.maximum(prefixes.largest(prefixes.plain, -o), _OTHER_ORDERS * spread.sqrt())
         numerator_cast, denominator_cast = _casts(rows, a, prefixes, casts, factor)
@@ -117,15 +122,15 @@ class Model:
             "logits": Stage(noises.square(o), excesses.spread(o)),
             "rescaling": Stage(0.0, rises.count * a.exp_error * away),
             "weight cast": numerator_cast,
-            **_accumulation(squares, weights, a, prefixes, rises),
+            **_accumulation(squares, weights, a, prefixes, rises, together),
             "value cast": Stage(0.0, found.value_cast),
             **_narrowing(rows, found, squares, a, prefixes),
         }
         denominator = {
-            "logits": Stage(noises.total, excesses.total),
+            "logits": Stage(noises.total + (p * found.logits.alike).square_().sum(-1, keepdim=True), excesses.total),
             "rescaling": Stage(0.0, rises.weight * a.exp_error),
             "weight cast": denominator_cast,
-            "row sum": _row_sum(squares, weights, a, prefixes, rises),
+            "row sum": _row_sum(squares, weights, a, prefixes, rises, together),
         }
         return Model(rows, found, a, factor, numerator, denominator, _sink_error(rows, weights, a, rises))
 
@@ -239,16 +244,6 @@ class _Rises:
         return _Rises(count, torch.stack(weights).amax(0).minimum(count))
 
 
-def _multiplicity(s: Tensor) -> Tensor:
-    """How many keys of the row have the same logit, at least 1: counted by hashing, so never too few. [m, r, n]."""
-    bits = (s + 0.0).to(torch.float32).view(torch.int32).long()
-    size = 4 + max(1, s.shape[-1] - 1).bit_length()
-    bucket = bits.mul_(0x9E3779B1).bitwise_and_(0xFFFFFFFF).bitwise_right_shift_(32 - size)
-    present = (s > -math.inf).to(torch.int32)
-    counts = torch.zeros(*s.shape[:-1], 1 << size, device=s.device, dtype=torch.int32)
-    return counts.scatter_add_(-1, bucket, present).gather(-1, bucket).clamp_(min=1)
-
-
 @dataclass(frozen=True, eq=False)
 class Prefixes:
     """Sums over the first blocks of keys of weights times [v - mean, 1] / unit, in the dtype of sums.
@@ -327,8 +322,8 @@ def _simulated(found: Judged, a: Arithmetic, p: Tensor, sinks: bool) -> Tensor:
 def _running_maxima(found: Judged, a: Arithmetic, sinks: bool) -> Iterator[Tensor]:
     """Running maxima that weights may be formed against: [m, r, 1 | n].
 
-    The row's own and some below it, within a binade; the sink, with which kernels may begin; and those of tiles of
-    several sizes, which rise along with the logits where these do.
+    The row's own and some below it, within a binade; the sink, with which kernels may begin; those of splits and ranks,
+    which begin anew; and those of tiles of several sizes, which rise along with the logits where these do.
     """
     s = found.logits.value
     if a.precision.p_normalised:
@@ -340,6 +335,7 @@ def _running_maxima(found: Judged, a: Arithmetic, sinks: bool) -> Iterator[Tenso
     yield from (highest - i / _OFFSETS * math.log(2.0) for i in range(_OFFSETS))
     if sinks and a.precision.sink_first is not False:
         yield found.weights.top
+    yield from _maxima_of_parts(s, a)
     for i in range(_TILES):
         tile = min(a.precision.tile << i, n)
         if i and tile == n:
@@ -350,6 +346,24 @@ def _running_maxima(found: Judged, a: Arithmetic, sinks: bool) -> Iterator[Tenso
                 running = (tops.flip(-1) if backwards else tops).cummax(-1).values
                 running = (running.flip(-1) if backwards else running).masked_fill_(running == -math.inf, 0.0)
                 yield running.unsqueeze(-1).expand(-1, -1, -1, tile).flatten(2)[..., :n]
+
+
+def _maxima_of_parts(s: Tensor, a: Arithmetic) -> Iterator[Tensor]:
+    """The largest logits of runs of keys, about as many as splits and ranks may make, and of every N-th key: [m, r, n].
+
+    Where the runs end is not known: equal ones of several lengths stand for them.
+    """
+    p, (m, r, n) = a.precision, s.shape
+    parts, count = min(p.max_splits * p.ranks, _MOST_PARTS), 2
+    while parts > 1 and count < 2 * parts:
+        length = -(-n // count)
+        tops = F.pad(s, (0, -n % length), value=-math.inf).view(m, r, -1, length).amax(-1, keepdim=True)
+        yield tops.masked_fill_(tops == -math.inf, 0.0).expand(-1, -1, -1, length).flatten(2)[..., :n]
+        count *= 2
+    if p.ranks > 1 and p.rank_ownership is not RankOwnership.CONTIGUOUS:
+        tops = F.pad(s, (0, -n % p.ranks), value=-math.inf).view(m, r, -1, p.ranks).amax(2, keepdim=True)
+        tops.masked_fill_(tops == -math.inf, 0.0)
+        yield tops.expand(-1, -1, -(-n // p.ranks), -1).flatten(2)[..., :n]
 
 
 def _cast(x: Tensor, fmt: Format, toward_zero: bool) -> Tensor:
@@ -403,11 +417,23 @@ def _covering(square: Tensor, seen: Tensor | float, lost: Tensor | float, factor
     return Stage(square, (2 * seen - factor * square.sqrt()).clamp_(min=0.0) + lost)
 
 
+def _together(p: Tensor, alike: Tensor, a: Arithmetic) -> Tensor:
+    """How many additions of a row may round alike, at least 1: [m, r, 1].
+
+    Adding equal terms errs by the same part of a last place at every step of a binade. Terms are as good as equal where
+    they differ by less than the last place of their sum: where their deviation, in means, is below count / 2^23.
+    """
+    deviation = a.count * p.square().sum(-1, keepdim=True) - 1
+    even = deviation < (a.count * (2 * UNIT)).square()
+    return torch.where(even, a.count, alike.amax(-1, keepdim=True).double()).clamp(min=1.0)
+
+
 def _accumulation(
-    squares: WeightedSums, weights: Weights, a: Arithmetic, prefixes: Prefixes, rises: _Rises
+    squares: WeightedSums, weights: Weights, a: Arithmetic, prefixes: Prefixes, rises: _Rises, together: Tensor
 ) -> dict[str, Stage]:
     """Adding up values: the unit's roundings are of numbers up to the largest partial sum."""
     width, bias = _scatter(weights, a)
+    width = width * together.sqrt()
     largest = prefixes.largest(prefixes.plain, 0.0) + _OTHER_ORDERS * squares.square().sqrt()
     fixed = (2 * rises.count + 1 + worst.DIVISION + worst.MERGE * len(a.merges)) * UNIT
     return {
@@ -421,7 +447,9 @@ def _scatter(weights: Weights, a: Arithmetic) -> tuple[Tensor, Tensor]:
     return width.masked_fill(weights.integer, 0.0), bias.masked_fill(weights.integer, 0.0)
 
 
-def _row_sum(squares: WeightedSums, weights: Weights, a: Arithmetic, prefixes: Prefixes, rises: _Rises) -> Stage:
+def _row_sum(
+    squares: WeightedSums, weights: Weights, a: Arithmetic, prefixes: Prefixes, rises: _Rises, together: Tensor
+) -> Stage:
     """Adding up weights: roundings of partial sums, whose squares add up to less than the count of keys.
 
     Forward and backward the partial sums are known; in any order t weights come to at most sqrt(t sum p^2).
@@ -439,6 +467,7 @@ def _row_sum(squares: WeightedSums, weights: Weights, a: Arithmetic, prefixes: P
     if a.precision.row_sum_of_rounded_p is not False:
         width, bias = _scatter(weights, a)
         square = torch.maximum(square, width.square())
+    square = square * together
     fixed = (2 * rises.weight + worst.MERGE + worst.MERGE * len(a.merges)) * UNIT
     return Stage(square + sum(a.merges) * UNIT**2, bias + fixed)
 

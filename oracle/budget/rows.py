@@ -42,6 +42,8 @@ _LSE = 6
 """Roundings of adding the maximum to the logarithm and of changing base."""
 _NOTHING = 2.0**-100
 """An argument so small has the exponential 1, whatever computes it."""
+_ODD = 0x1E3779B1
+"""Multiplies bits to hash them; what overflows is lost."""
 _DESCALE = 2
 """Roundings of multiplying by the descales of query and key."""
 
@@ -81,13 +83,15 @@ class Logits:
 
     value: -inf where a key has no weight. error: bound on all of the error. width, systematic: the part of the error
     that roundings of this key alone make has mean 0 and this half-width (as `growth.scatter` has it), what is left is
-    at most `systematic`.
+    at most `systematic`. alike: a half-width more, if what keys share is summed: elements of keys that are equal in a
+    dimension have the same product with the query, and it is rounded the same way.
     """
 
     value: Tensor
     error: Tensor
     width: Tensor
     systematic: Tensor
+    alike: Tensor
 
 
 def logits_of(rows: Rows, a: Arithmetic, chance: bool) -> Logits:
@@ -117,7 +121,7 @@ def logits_of(rows: Rows, a: Arithmetic, chance: bool) -> Logits:
     # No rounding of a product, be it to zero, errs by more than the product.
     fixed = torch.minimum((1 + unit_of_product) * (2 * rows.q.shape[2] * smallest), 4 * size).add_(fixed)
     error = (size * relative).add_(fixed)
-    width, systematic = torch.zeros(()), torch.zeros(())
+    width, systematic, alike = (torch.zeros((), device=s.device) for _ in range(3))
     if chance:
         spread, bias = (float(x) for x in scatter(p.qk, terms))
         width = size * spread
@@ -125,6 +129,7 @@ def logits_of(rows: Rows, a: Arithmetic, chance: bool) -> Logits:
             square = _product_sums(q_size, rows, 2).mul_((k_factor * product).square())
             # Products of keys that were cast: at most their own size more.
             width = width.square_().add_(square).sqrt_().add_(moved_keys * product)
+            alike = _shared_products(q_size, rows, moved_keys if key_error is not None else None) * product
         width.mul_(1 + relative)
         systematic = (size * compound(bias, p.scale_error, _DESCALE * UNIT)).add_(fixed)
         systematic = _round_logit(s, systematic, 1 + unit_of_product, a)
@@ -134,7 +139,8 @@ def logits_of(rows: Rows, a: Arithmetic, chance: bool) -> Logits:
     error.masked_fill_(size > largest * unit_of_product.clamp(max=1.0), math.inf)
     if rows.soft_cap is not None:
         if chance:
-            width *= 1 - ((s.abs() - error).clamp_(min=0.0) / rows.soft_cap).tanh_().square_()
+            slope = 1 - ((s.abs() - error).clamp_(min=0.0) / rows.soft_cap).tanh_().square_()
+            width, alike = width * slope, alike * slope
             capped, systematic = _soft_cap(s, systematic, rows.soft_cap, p.tanh_error)
             systematic = _round_logit(capped, systematic, 1 + unit_of_product, a)
         s, error = _soft_cap(s, error, rows.soft_cap, p.tanh_error)
@@ -146,14 +152,57 @@ def logits_of(rows: Rows, a: Arithmetic, chance: bool) -> Logits:
     if chance:
         width.masked_fill_(absent, 0.0)
         systematic.masked_fill_(absent, 0.0)
-    return Logits(s, error, width, systematic)
+        alike = alike.expand_as(s).masked_fill(absent, 0.0)
+    return Logits(s, error, width, systematic, alike)
 
 
-def _product_sums(q: Tensor, rows: Rows, power: int) -> Tensor:
-    """Bounds on the sums over the dimensions of (q |k|)^power, for q [m, r, d] >= 0: float64 [m, r, n]."""
+def _shared_products(q_size: Tensor, rows: Rows, moved_keys: Tensor | None) -> Tensor:
+    """sqrt(sum over the dimensions of m (q k)^2), m other keys having the same product: all, once keys are cast.
+
+    moved_keys: what their cast adds to the sum of |q k|, or None.
+    """
+    k_factor = rows.k_factor.abs()
+    if moved_keys is None:
+        return _product_sums(q_size, rows, 2, equal_elements(rows.k)).sqrt_().mul_(k_factor)
+    others = math.sqrt(rows.k.shape[1] - 1)
+    return _product_sums(q_size, rows, 2).sqrt_().mul_(k_factor).add_(moved_keys).mul_(others)
+
+
+def equal_elements(k: Tensor) -> Tensor:
+    """How many other keys have this element in this dimension: float32 like k [m, n, d].
+
+    Counted by hashing float32 into few buckets, so never too few.
+    """
+    bits = 1 + max(1, k.shape[1] - 1).bit_length()
+    hashed = (k.transpose(1, 2).to(torch.float32) + 0.0).contiguous().view(torch.int32) * _ODD
+    bucket = (hashed >> (32 - bits)).bitwise_and_((1 << bits) - 1).long()
+    counts = torch.zeros(*bucket.shape[:-1], 1 << bits, device=k.device)
+    counts.scatter_add_(-1, bucket, torch.ones((), device=k.device).expand_as(bucket))
+    return counts.gather(-1, bucket).sub_(1).transpose(1, 2)
+
+
+def multiplicity(x: Tensor) -> Tensor:
+    """How many numbers of x [..., n] along the last axis are the same, at least 1, -inf aside; int32 like x.
+
+    Counted by hashing float32, so never too few.
+    """
+    bits = (x + 0.0).to(torch.float32).view(torch.int32).long()
+    size = 4 + max(1, x.shape[-1] - 1).bit_length()
+    bucket = bits.mul_(0x9E3779B1).bitwise_and_(0xFFFFFFFF).bitwise_right_shift_(32 - size)
+    present = (x > -math.inf).to(torch.int32)
+    counts = torch.zeros(*x.shape[:-1], 1 << size, device=x.device, dtype=torch.int32)
+    return counts.scatter_add_(-1, bucket, present).gather(-1, bucket).clamp_(min=1)
+
+
+def _product_sums(q: Tensor, rows: Rows, power: int, times: Tensor | None = None) -> Tensor:
+    """Bounds on the sums over the dimensions of times (q |k|)^power, for q [m, r, d] >= 0: float64 [m, r, n].
+
+    times: [m, n, d], by default 1.
+    """
     work = rows.k_size.dtype
     unit = q.amax(-1, keepdim=True).clamp_(min=2.0**-500)
     k = rows.k_size if power == 1 else rows.k_size.square()
+    k = k if times is None else k * times
     sums = ((q / unit).pow_(power).to(work) @ k.transpose(1, 2)).double()
     terms = q.shape[2]
     lost = terms * FLOOR if work is torch.float32 else 0.0

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from oracle.attention import Solution, lse_with_sink
+from oracle.budget import Bounds
 from oracle.convention import Convention
 from oracle.diagnose.hypothesis import Hypothesis
 from oracle.diagnose.model import Kind, Surroundings
@@ -31,7 +32,7 @@ def hypotheses(problem: Problem, convention: Convention, around: Surroundings) -
     yield from _window(problem)
     yield from _causal(problem)
     if problem.sinks is not None:
-        yield from _sinks(problem, around)
+        yield from _sinks(problem, around, convention.lse_includes_sink)
     yield from _scale(problem)
     if problem.soft_cap is not None:
         yield from _soft_cap(problem)
@@ -91,7 +92,7 @@ def _window(problem: Problem) -> Iterator[Hypothesis]:
     queries = max(problem.q_lens, default=0)
     yield Hypothesis(
         Kind.WINDOW,
-        f"window: no window where {asked} keys are asked for",
+        f"window: no window where {_counted(asked)} asked for",
         {"keys": None, "asked": asked},
         alter=lambda p: replace(p, window=None),
     )
@@ -104,7 +105,7 @@ def _window(problem: Problem) -> Iterator[Hypothesis]:
         elif step:
             yield Hypothesis(
                 Kind.WINDOW,
-                f"window: no key where {asked} are asked for",
+                f"window: no key where {_counted(asked)} asked for",
                 {"keys": 0, "asked": asked},
                 keys=lambda row: torch.arange(0),
                 rank=abs(rank),
@@ -126,13 +127,18 @@ def _window(problem: Problem) -> Iterator[Hypothesis]:
         )
 
 
+def _counted(keys: int | None) -> str:
+    """`1 key is`, `2 keys are`."""
+    if keys is None:
+        return "none is"
+    return f"{keys} {'key is' if keys == 1 else 'keys are'}"
+
+
 def window_of(asked: int | None, keys: int, rank: int = 9) -> Hypothesis:
     """A window of another number of keys."""
-    wanted = "none" if asked is None else str(asked)
-    verb = "is" if asked is None or asked == 1 else "are"
     return Hypothesis(
         Kind.WINDOW,
-        f"window: {keys} {'key' if keys == 1 else 'keys'} where {wanted} {verb} asked for",
+        f"window: {_counted(keys).rpartition(' ')[0]} where {_counted(asked)} asked for",
         {"keys": keys, "asked": asked},
         alter=lambda p: replace(p, window=keys),
         rank=rank,
@@ -191,7 +197,7 @@ def _rolled(step: int) -> Callable[[Problem, Tensor], Tensor]:
     return lambda p, sinks: sinks.roll(step)
 
 
-def _sinks(problem: Problem, around: Surroundings) -> Iterator[Hypothesis]:
+def _sinks(problem: Problem, around: Surroundings, includes: bool) -> Iterator[Hypothesis]:
     def sink(detail: str, change: Callable[[Problem, Tensor], Tensor | None], rank: int, **found: Any) -> Hypothesis:
         return Hypothesis(Kind.SINK, f"sink: {detail}", found, alter=_with_sinks(change), rank=rank)
 
@@ -221,27 +227,39 @@ def _sinks(problem: Problem, around: Surroundings) -> Iterator[Hypothesis]:
         )
     for step in (1, -1):
         yield sink(f"that of the head {'after' if step < 0 else 'before'}", _rolled(step), 3, heads=-step)
-    yield from _sinks_by_query(problem)
+    if not includes:
+        yield from _sinks_by_query(problem)
 
 
 def _sinks_by_query(problem: Problem) -> Iterator[Hypothesis]:
-    """Sinks read as if each query of a request had its own: at head * queries + query, past their end unknown."""
+    """Sinks read as if each query of a request had its own, at head * queries + query; past their end, anything."""
 
-    def after(view: View, solution: Solution, rows: list[Row]) -> Solution:
+    def read(rows: Sequence[Row]) -> Tensor:
+        head = torch.arange(problem.q_heads)
+        return torch.stack([head * row.queries + row.index for row in rows])
+
+    def after(view: View, solution: Solution, rows: Sequence[Row]) -> Solution:
         assert view.sinks is not None
-        sinks = view.sinks.double()
-        head = torch.arange(len(sinks))
-        read = torch.stack([(head * row.queries + row.index).clamp(max=len(sinks) - 1) for row in rows])
-        natural = solution.lse
-        bare = solution.out / torch.sigmoid(natural - sinks).unsqueeze(-1)
-        return Solution(bare * torch.sigmoid(natural - sinks[read]).unsqueeze(-1), natural)
+        sinks, index = view.sinks.double(), read(rows)
+        bare = solution.out / torch.sigmoid(solution.lse - sinks).unsqueeze(-1)
+        other = sinks[index.clamp(max=len(sinks) - 1)]
+        return Solution(bare * torch.sigmoid(solution.lse - other).unsqueeze(-1), solution.lse)
+
+    def bounded(own: Bounds, rows: Sequence[Row]) -> Bounds:
+        assert problem.sinks is not None
+        sinks, index = problem.sinks.double().to("cpu"), read(rows)
+        # A sink that is smaller by d makes outputs and their errors larger by at most exp(d).
+        larger = (sinks - sinks[index.clamp(max=len(sinks) - 1)]).clamp(min=0.0, max=8.0).exp()
+        beyond = (index >= len(sinks)) & (own.keys > 0).unsqueeze(-1)
+        return replace(own, out=(own.out * larger.unsqueeze(-1)).masked_fill(beyond.unsqueeze(-1), math.inf))
 
     if max(problem.q_lens, default=0) > 1:
         yield Hypothesis(
             Kind.SINK,
             "sink: that at head * queries + query, as if every query had its own",
             {"index": "head * queries + query"},
-            after=after,  # type: ignore[arg-type]
+            after=after,
+            bounded=bounded,
             whole=True,
             rank=2,
         )

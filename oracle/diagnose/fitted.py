@@ -16,6 +16,8 @@ from oracle.problem import Problem
 from oracle.rounding import widen
 
 _STEPS = 6
+_LARGEST = 1e4
+"""Factors beyond it, or below its inverse, are no descales."""
 _SMALLEST = 1e-5
 """The least deviation of a factor from 1 that is spoken of."""
 
@@ -96,13 +98,14 @@ def _values(scene: Scene, tokens: Sequence[int]) -> Iterator[Hypothesis]:
     failing = bottom > 0
     factors = torch.where(failing, top / bottom.clamp(min=1e-300), 1.0)
     common = float(top.sum() / bottom.sum())
-    if abs(common - 1) > _SMALLEST:
+    if abs(common - 1) > _SMALLEST and _LARGEST > abs(common) > 1 / _LARGEST:
         yield _valued(
-            problem, f"v_descale: values are {common:.5g} times those asked for", torch.full_like(factors, common), 1
+            problem, f"v_descale: values are {common:.4g} times those asked for", torch.full_like(factors, common), 1
         )
     heads = failing.nonzero().flatten().tolist()
-    if len(heads) > 1:
-        words = ", ".join(f"{float(factors[h]):.5g} of kv head {h}" for h in heads[:4])
+    usual = (factors.abs() < _LARGEST) & (factors.abs() > 1 / _LARGEST)
+    if len(heads) > 1 and bool(usual.all()):
+        words = ", ".join(f"{float(factors[h]):.4g} of kv head {h}" for h in heads[:4])
         yield _valued(problem, f"v_descale: values are times those asked for: {words}", factors, len(heads))
 
 

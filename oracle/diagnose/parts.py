@@ -290,7 +290,7 @@ def _sums(scene: Scene) -> Callable[[int], tuple[Tensor, Tensor]]:
         if request not in made:
             own = slice(extended.kv_starts[request], extended.kv_starts[request + 1])
             v = values(extended)[own]
-            first, second = (torch.cat([torch.zeros_like(x[:1]), x.cumsum(0)]) for x in (v, v.abs()))
+            first, second = (torch.cat([x.new_zeros(1, *x.shape[1:]), x.cumsum(0)]) for x in (v, v.abs()))
             made[request] = first, second
         return made[request]
 

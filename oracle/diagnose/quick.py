@@ -49,7 +49,7 @@ def capped(raw: Tensor, problem: Problem) -> Tensor:
 
 def weighted(p: Tensor, v: Tensor) -> Tensor:
     """Sums [H, D_v] of values v [n, Hkv, D_v] with weights p [H, n]."""
-    by_kv_head = p.view(v.shape[1], -1, p.shape[1])
+    by_kv_head = p.view(v.shape[1], p.shape[0] // v.shape[1], p.shape[1])
     return (by_kv_head @ v.transpose(0, 1)).flatten(0, 1)
 
 

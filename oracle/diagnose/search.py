@@ -2,8 +2,8 @@
 
 A hypothesis explains a result if every element of it, failing or not, is within the budget of what the hypothesis
 says, or if that holds of the failing rows while the others are as they were asked to be. Of the hypotheses that
-explain, those whose likelihood is nearly the best are equal, and the smallest change among them is named, in the order
-of `Kind`. What is not better than another by evidence is a runner-up.
+explain, those whose likelihood is nearly the best are equal, and the smallest change among them is named: one without
+fitted numbers, else the first in the order of `Kind`. What explains as well is a runner-up.
 """
 
 from __future__ import annotations
@@ -17,14 +17,15 @@ from torch import Tensor
 
 from oracle.budget.bound import CONFIDENCE
 from oracle.convention import Convention
-from oracle.diagnose import conventions, fitted, keys, narrow, parts, places
+from oracle.diagnose import conventions, decoding, fitted, keys, narrow, parts, places
 from oracle.diagnose.hypothesis import Hypothesis
 from oracle.diagnose.model import Diagnosis, Kind, Surroundings
-from oracle.diagnose.rows import request_of
+from oracle.diagnose.rows import describe_rows, request_of
 from oracle.diagnose.scene import Scene
 from oracle.diagnose.subject import Answer, Fit, Subject
 from oracle.precision import Precision
 from oracle.problem import Problem
+from oracle.rounding import widen
 
 PANEL = 8
 """Queries on which hypotheses are compared."""
@@ -76,8 +77,10 @@ class _Candidate:
     misfit: float
 
     @property
-    def order(self) -> tuple[int, int, int]:
-        return (self.hypothesis.kind.size, 0 if self.everywhere else 1, self.hypothesis.rank)
+    def order(self) -> tuple[bool, int, bool, int]:
+        """Where nothing is fitted goes first, then by kind, then what is said of all rows, then by rank."""
+        h = self.hypothesis
+        return (h.fitted > 0, h.kind.size, not self.everywhere, h.rank)
 
 
 @dataclass(frozen=True, eq=False)
@@ -105,7 +108,15 @@ class _Search:
         worst = float(fit.ratio.max()) if fit.ratio.numel() else 0.0
         if not bool(self.scene.failing.any()):
             return Diagnosis(Kind.NONE, "none needed: every element is within its budget", ratio=worst)
-        ranked = _ranked(c for h in self._hypotheses() if (c := self._try(h)) is not None)
+        explained = self._explained(self._hypotheses()) or self._explained(decoding.hypotheses(self.scene, self.panel))
+        if not explained:
+            where = self._where().removeprefix("only ")
+            return Diagnosis(Kind.UNEXPLAINED, f"no hypothesis explains {self._what()} {where}", ratio=worst)
+        return replace(explained[0], runners_up=tuple(explained[1:]))
+
+    def _explained(self, hypotheses: Iterable[Hypothesis]) -> list[Diagnosis]:
+        """What explains every row that is looked at, the best first."""
+        ranked = _ranked(c for h in hypotheses if (c := self._try(h)) is not None)
         explained: list[Diagnosis] = []
         for candidate in ranked[:VERIFICATIONS]:
             if explained and candidate.misfit > explained[0].misfit + DECISIVE:
@@ -116,9 +127,7 @@ class _Search:
                 explained.append(found)
             if len(explained) > RUNNERS_UP:
                 break
-        if not explained:
-            return Diagnosis(Kind.UNEXPLAINED, "no hypothesis explains it", ratio=worst)
-        return replace(explained[0], runners_up=tuple(explained[1:]))
+        return explained
 
     def _hypotheses(self) -> Iterator[Hypothesis]:
         subject = self.scene.subject
@@ -142,23 +151,29 @@ class _Search:
         failing = self.scene.failing[torch.tensor(self.panel)]
         own = self._own(self.panel, None)
         only_failing = fit.where(failing, own)
-        choices = [
-            (everywhere, self._misfit(hypothesis, f, own)) for everywhere, f in ((True, fit), (False, only_failing))
-        ]
-        possible = [(everywhere, m) for everywhere, m in choices if m is not None]
+        # That a row is not a number, or may be any, says little: the others have to agree.
+        if bool(fit.undefined[failing].all()):
+            return None
+        everywhere = (True,) if bool(fit.undefined[failing].any()) else (True, False)
+        fits = {True: fit, False: only_failing}
+        choices = [(scope, self._misfit(hypothesis, fits[scope], own, failing)) for scope in everywhere]
+        possible = [(scope, m) for scope, m in choices if m is not None]
         if not possible:
             return None
         least = min(m for _, m in possible)
-        everywhere, misfit = next((e, m) for e, m in possible if m <= least + DECISIVE)
-        return _Candidate(hypothesis, everywhere, misfit)
+        scope, misfit = next((e, m) for e, m in possible if m <= least + DECISIVE)
+        return _Candidate(hypothesis, scope, misfit)
 
-    def _misfit(self, hypothesis: Hypothesis, fit: Fit, own: Fit) -> float | None:
+    def _misfit(self, hypothesis: Hypothesis, fit: Fit, own: Fit, failing: Tensor) -> float | None:
         """How badly it fits; None if it is not clearly better than what was asked for (`own`).
 
-        Each fitted number costs what Schwarz's criterion says. A log-sum-exp that is explained by construction is no
-        evidence: then the outputs alone have to show it.
+        Each fitted number costs what Schwarz's criterion says, and has to explain several elements that were wrong. A
+        log-sum-exp that is explained by construction is no evidence: then the outputs alone have to show it.
         """
         dims = self.scene.subject.problem.dim_v
+        improved = failing | (own.out_square - fit.out_square > _IMPROVED)
+        if hypothesis.fitted * _ELEMENTS > int(improved.sum()) * dims:
+            return None
         (out, lse), (own_out, own_lse) = fit.misfit(dims), own.misfit(dims)
         price = hypothesis.fitted * math.log(max(2, fit.out_square.numel() * dims))
         gain = own_out - out + (0.0 if hypothesis.lse_fitted else own_lse - lse) - price
@@ -174,7 +189,10 @@ class _Search:
         scene, heads = self.scene, self.scene.heads(kv_head)
         failing = scene.failing[torch.tensor(tokens)][:, heads]
         solution = hypothesis.quick(scene.subject, scene.quick, tokens, kv_head)
-        fit = scene.subject.fit(Answer(solution, scene.part(tokens, kv_head).bounds), tokens, heads)
+        bounds = scene.part(tokens, kv_head).bounds
+        if hypothesis.bounded is not None and kv_head is None:
+            bounds = hypothesis.bounded(bounds, describe_rows(scene.subject.problem, tokens))
+        fit = scene.subject.fit(Answer(solution, bounds), tokens, heads)
         own = self._own(tokens, kv_head)
         # Errors that were very large may leave large ones, since budgets grow with what is summed.
         if bool((fit.ratio > (own.ratio * _REST).clamp(min=_SCREEN))[failing].any()):
@@ -196,8 +214,11 @@ class _Search:
             if not bool(fit.passes[failing].all()):
                 return None
             everywhere = everywhere and bool(fit.passes.all())
+            if not everywhere and bool(fit.undefined[failing].any()):
+                return None
             ratio = max(ratio, float(fit.ratio[fit.passes].max()))
-        detail = hypothesis.detail if everywhere else f"{hypothesis.detail}, {self._where()}"
+        where = "" if everywhere else self._where()
+        detail = f"{hypothesis.detail}, {where}" if where.startswith("only") else hypothesis.detail
         return Diagnosis(hypothesis.kind, detail, hypothesis.parameters, ratio, candidate.misfit)
 
     def _holds_of_screen(self, hypothesis: Hypothesis) -> bool:
@@ -206,6 +227,11 @@ class _Search:
         heads = self.scene.heads(kv_head)
         fit = subject.fit(hypothesis.answer(subject, (token,), kv_head), (token,), heads)
         return bool(fit.passes[self.scene.failing[token : token + 1, heads]].all())
+
+    def _what(self) -> str:
+        """What the failing rows hold, in words."""
+        out = widen(self.scene.subject.out)[self.scene.failing]
+        return "what is" if bool(out.isfinite().all()) else "the NaN" if bool(out.isnan().any()) else "the infinities"
 
     def _where(self) -> str:
         """The failing rows in words."""
@@ -219,12 +245,18 @@ class _Search:
             words.append(_listed("token", tokens))
         if len(heads) < problem.q_heads:
             words.append(_listed("head", heads))
-        return f"only in {', '.join(words)}" if words else "only in some rows"
+        if not words:
+            return "in all rows" if bool(failing.all()) else "only in some rows"
+        return f"only in {', '.join(words)}"
 
 
-_SCREEN = 64.0
+_SCREEN = 512.0
 """How far beyond the budget of the problem as posed a hypothesis may be before its own budget is worked out."""
-_REST = 2.0**-6
+_IMPROVED = 9.0
+"""Decrease of a row's sum of squares, in variances, that counts as an improvement."""
+_ELEMENTS = 3
+"""Elements in rows that were wrong that it takes for each fitted number."""
+_REST = 2.0**-4
 """Or how much of the error it may leave."""
 
 

@@ -43,13 +43,15 @@ class Fit:
     """How well an answer explains what was returned for some rows [T, H].
 
     passes: bool, every element within its budget. ratio: worst error over budget, inf where it has none.
-    out_square, lse_square: sums of squared errors over the variances that the bounds stand for.
+    undefined: bool, the answer has an element that is not a number, or that may be any.
+    out_square, lse_square: sums of squared errors, less the last rounding, over the variances that bounds stand for.
     """
 
     passes: Tensor
     ratio: Tensor
     out_square: Tensor
     lse_square: Tensor | None
+    undefined: Tensor
 
     def where(self, chosen: Tensor, other: Fit) -> Fit:
         """This fit in the `chosen` rows, the other one elsewhere."""
@@ -61,12 +63,13 @@ class Fit:
             torch.where(chosen, self.ratio, other.ratio),
             torch.where(chosen, self.out_square, other.out_square),
             squares,
+            torch.where(chosen, self.undefined, other.undefined),
         )
 
     def at(self, rows: Tensor) -> Fit:
         """The fit of some rows, bool [T, H], as [n]."""
         lse = None if self.lse_square is None else self.lse_square[rows]
-        return Fit(self.passes[rows], self.ratio[rows], self.out_square[rows], lse)
+        return Fit(self.passes[rows], self.ratio[rows], self.out_square[rows], lse, self.undefined[rows])
 
     def misfit(self, dims: int) -> tuple[float, float]:
         """Twice the negative log-likelihood of normal errors whose variance is that of the residuals: out and lse."""
@@ -130,7 +133,7 @@ class Subject:
         empty = (bounds.keys == 0).unsqueeze(-1)
         out_format = FORMAT_OF_DTYPE[self.out.dtype]
         zero = 0.0 if self.convention.empty_out is EmptyOut.ZERO else math.nan
-        out = _Compared.of(
+        out = Compared.of(
             self.out[index][:, heads],
             solution.out.masked_fill(empty.unsqueeze(-1), zero),
             bounds.out.masked_fill(empty.unsqueeze(-1), 0.0),
@@ -139,11 +142,12 @@ class Subject:
             self.confidence,
         )
         accepted, ratio = out.passes.all(-1), out.ratio.amax(-1)
+        undefined = (solution.out.isnan() | (bounds.out == math.inf)).any(-1) | solution.lse.isnan()
         if self.lse is None:
-            return Fit(accepted, ratio, out.square.sum(-1), None)
+            return Fit(accepted, ratio, out.square.sum(-1), None, undefined)
         expected = solution.lse.masked_fill(empty, EMPTY_LSE[self.convention.empty_lse]) * self.unit
         radius = bounds.lse * self.unit + (solution.lse * self.unit).abs().nan_to_num(posinf=0.0) * 2.0**-51
-        lse = _Compared.of(
+        lse = Compared.of(
             self.lse[index][:, heads],
             expected,
             radius.masked_fill(empty, 0.0),
@@ -151,11 +155,11 @@ class Subject:
             Rounding.NEAREST_EVEN,
             self.confidence,
         )
-        return Fit(accepted & lse.passes, torch.maximum(ratio, lse.ratio), out.square.sum(-1), lse.square)
+        return Fit(accepted & lse.passes, torch.maximum(ratio, lse.ratio), out.square.sum(-1), lse.square, undefined)
 
 
 @dataclass(frozen=True, eq=False)
-class _Compared:
+class Compared:
     """Elementwise comparison of a tensor with an expectation."""
 
     passes: Tensor
@@ -165,7 +169,7 @@ class _Compared:
     @staticmethod
     def of(
         actual: Tensor, expected: Tensor, bound: Tensor, fmt: Format, rounding: Rounding, confidence: float
-    ) -> _Compared:
+    ) -> Compared:
         """confidence: standard deviations in a bound."""
         anything = expected.isnan() & (bound == 0)
         accepted = passes(actual, expected.masked_fill(anything, 0.0), bound, rounding) | anything
@@ -178,8 +182,9 @@ class _Compared:
         ratio = torch.where(beyond == 0, 0.0, beyond / bound).nan_to_num(nan=math.inf, posinf=math.inf)
         # What failed is beyond its budget, however rounding at a power of two counts the slack.
         ratio = torch.where(accepted, ratio.clamp(max=1.0), ratio.clamp(min=1.0 + 2.0**-20))
-        variance = spacing.square() / 12 + (bound / confidence).square()
-        return _Compared(accepted, ratio, (error.square() / variance).nan_to_num(nan=math.inf))
+        # What the last rounding may have done is no error: nothing is gained by an answer nearer to the rounded number.
+        variance = (spacing / 8).square() + (bound / confidence).square()
+        return Compared(accepted, ratio, (beyond.square() / variance).nan_to_num(nan=math.inf))
 
 
 def _spacing(magnitude: Tensor, fmt: Format) -> Tensor:

@@ -77,6 +77,12 @@ def decode_case(**changes: Any) -> Case:
     return gather_case(**(defaults | changes))
 
 
+def backend_case(**changes: Any) -> Case:
+    """A layer step of two requests, the second after a prefix."""
+    defaults = {"operation": "backend", "query_lens": [17, 2], "group_size": 2, "dtype": "bf16", "kv_dtype": "bf16"}
+    return gather_case(**(defaults | changes))
+
+
 def merge_case(**changes: Any) -> Case:
     """An LSE merge of two states of five rows."""
     defaults = {

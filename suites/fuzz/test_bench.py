@@ -2,25 +2,28 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import math
-import subprocess
 
 import pytest
 import torch
 
 import fuzz.bench.budget as budget_figures
+import fuzz.bench.emulator as emulator_figures
 import fuzz.bench.oracle as oracle_figures
 import fuzz.bench.plugin as plugin_figure
 import fuzz.bench.run as run_room
-from fuzz.bench import NAMES, BenchReport, Figure, UnknownFigure, bench
-from fuzz.bench.alone import CASE, alone
+from fuzz import registry
+from fuzz.bench import NAMES, BenchReport, Figure, UnknownFigure, bench, fixed
+from fuzz.bench.alone import Way, process
 from fuzz.bench.report import NotMeasured
 from fuzz.bench.run import measure, select
 from fuzz.bench.timing import Times, ratio, shown, take_turns, threads
-from fuzz.case import load_case
 from fuzz.engine import EngineError
+from fuzz.support import unsupported
 from oracle.attention import solve
+from oracle.declare import Declaration
 from oracle.kinds import Engine, Operation
 
 # The names that users script against.
@@ -147,26 +150,79 @@ def test_decode_rows_have_one_query_over_a_long_context(monkeypatch: pytest.Monk
     assert budget_figures.worst_case_cost("cpu").value > 0
 
 
+def test_fixed_cases_are_within_what_their_targets_declare() -> None:
+    known = registry.load()
+    assert len(fixed.names()) > 20
+    for name in fixed.names():
+        assert unsupported(known[fixed.target_of(name)], fixed.case_of(name)) is None, name
+
+
 def test_the_gather_is_64_tokens_by_8_heads_by_128() -> None:
-    case = load_case(CASE)
+    case = fixed.case_of("sglang.shuffle_5d.gather")
     assert case.operation is Operation.KV_GATHER
     assert (case.context_lens, case.num_kv_heads, case.head_dim, case.v_head_dim) == ((64,), 8, 128, 128)
 
 
-@pytest.mark.parametrize(
-    ("errors", "reason"), [("Traceback\nKeyError: 'x'\n", "KeyError: 'x'"), ("", "the process ended with -9")]
-)
-def test_a_comparison_that_fails_gives_its_last_line(monkeypatch: pytest.MonkeyPatch, errors: str, reason: str) -> None:
-    ended = subprocess.CompletedProcess([], -9, stdout="", stderr=errors)
-    monkeypatch.setattr(subprocess, "run", lambda *args, **kwargs: ended)
-    with pytest.raises(NotMeasured, match=f"^{reason}$"):
-        alone("x")
+@pytest.mark.parametrize("name", ["no_such.target", "sglang.merge_state+few"])
+def test_a_process_answers_or_its_last_line_is_the_reason(name: str) -> None:
+    with process(name) as one:
+        if name == "no_such.target":
+            with pytest.raises(NotMeasured, match=r"^KeyError: 'no_such.target'$"):
+                one.once(Way.BATCHED)
+            return
+        if registry.why_not(registry.load()[fixed.target_of(name)], Engine.EMULATOR) is not None:
+            pytest.skip("sglang is not installed")
+        answers = [one.once(way) for way in (Way.SERIAL, Way.BATCHED)]
+    assert [answer["programs"] for answer in answers] == [3, 3]
+    assert all(answer["seconds"] > 0 for answer in answers)
+    assert answers[0]["outputs"] == answers[1]["outputs"]
 
 
-def test_times_come_back_from_a_process(monkeypatch: pytest.MonkeyPatch) -> None:
-    ended = subprocess.CompletedProcess([], 0, stdout='{"a": [1.0, 2.0]}', stderr="a warning")
-    monkeypatch.setattr(subprocess, "run", lambda *args, **kwargs: ended)
-    assert alone("x") == {"a": Times([1.0, 2.0])}
+def rows(monkeypatch: pytest.MonkeyPatch, gains: dict[str, tuple[float, int, str | None]]) -> None:
+    """Pretend that the cases named were measured, and that there are no others."""
+
+    def row(name: str, target: Declaration, ways: tuple[Way, Way]) -> emulator_figures.Row:
+        gain, programs, wrong = gains[name]
+        times = {ways[0].value: Times([gain]), ways[1].value: Times([1.0])}
+        return emulator_figures.Row(name, times, programs, wrong)
+
+    monkeypatch.setattr(fixed, "names", lambda: sorted(gains))
+    monkeypatch.setattr(emulator_figures, "measured", row)
+    monkeypatch.setattr(registry, "why_not", lambda target, engine: None)
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: object())
+
+
+def test_the_least_gain_of_large_grids_is_shown_with_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    gains = {"sglang.merge_state": (9.0, 32, None), "sglang.triton.decode": (6.0, 99, None)}
+    rows(monkeypatch, {**gains, "sglang.triton.decode+few": (0.9, 31, None)})
+    found = emulator_figures.batched_vs_serial()
+    assert found.value == 6.0
+    assert "sglang.merge_state 9 (serial 9e+03 ms, batched 1e+03 ms, 32 programs)" in found.detail
+    assert "fewer programs, least 0.9: sglang.triton.decode+few 0.9" in found.detail
+
+
+def test_batches_that_change_results_are_no_gain(monkeypatch: pytest.MonkeyPatch) -> None:
+    rows(monkeypatch, {"sglang.merge_state": (9.0, 32, "other results")})
+    with pytest.raises(NotMeasured, match=r"differ: sglang\.merge_state: other results"):
+        emulator_figures.batched_vs_serial()
+
+
+def test_the_median_is_over_targets_that_the_interpreter_runs_right(monkeypatch: pytest.MonkeyPatch) -> None:
+    gains = {f"sglang.dcp.{name}": (gain, 32, None) for name, gain in (("kv_indices", 20.0), ("local_indices", 40.0))}
+    rows(
+        monkeypatch,
+        {**gains, "sglang.merge_state": (90.0, 32, "other results"), "sglang.triton.decode+few": (1, 2, None)},
+    )
+    found = emulator_figures.vs_interpreter()
+    assert found.value == 30.0
+    assert "the median of 2 targets" in found.against
+    assert "left out: sglang.merge_state (other results)" in found.detail
+
+
+def test_without_triton_there_is_no_interpreter(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(NotMeasured, match="triton is not installed"):
+        emulator_figures.vs_interpreter()
 
 
 def test_the_plugin_imports_no_torch(monkeypatch: pytest.MonkeyPatch) -> None:

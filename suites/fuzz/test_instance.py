@@ -20,7 +20,7 @@ from oracle.declare import FEATURES
 from oracle.kinds import Operation, Role
 from oracle.layout import read_slots
 from oracle.rounding import widen
-from suites.fuzz.cases import decode_case, extend_case, gather_case, index_case, merge_case, write_case
+from suites.fuzz.cases import backend_case, decode_case, extend_case, gather_case, index_case, merge_case, write_case
 
 SPACES = [Space(target, most_tokens=80) for target in registry.load().values()]
 
@@ -143,6 +143,7 @@ def test_every_operation_that_can_be_declared_can_be_built(operation: Operation)
         Operation.PAGED_DECODE: decode_case,
         Operation.LSE_MERGE: merge_case,
         Operation.INDEX_BUILD: index_case,
+        Operation.BACKEND: backend_case,
     }
     assert build(makers[operation](), Poison.NAN).buffers
 

@@ -23,6 +23,7 @@ from fuzz.errors import Exit, Stop
 from fuzz.ledger import Defect
 from fuzz.options import duration
 from oracle.kinds import Engine
+from suites.gpu_diff.sweep import sweep
 
 CASES = 400
 """Cases a target where time allows: well beyond what covering all pairs takes."""
@@ -43,8 +44,13 @@ def gpu_diff(
     timeout: Timeout = CASE_TIMEOUT,
     modules: Modules = None,
     as_json: Json = False,
+    sglang: Annotated[
+        str | None, typer.Option(metavar="A,B", help="The same over several versions of sglang, and a table of them.")
+    ] = None,
 ) -> None:
     """See the module's text."""
+    if sglang is not None:
+        sweep(sglang, sys.argv[1:], out, as_json)
     began = monotonic()
     time_s, chosen = duration("--time", time), parse_engine(engine)
     console = Console(stderr=True)

@@ -12,5 +12,8 @@ MODULES = (
     "suites.targets.aiter_unified",
     "suites.targets.aiter_pa_decode",
     "suites.targets.tokenspeed_mha",
+    "suites.targets.portable.targets",
+    "suites.targets.aiter_prefill",
+    "suites.targets.sglang_backend.targets",
 )
 """Every module that declares targets. Importing one costs nothing of the kernels' own packages."""

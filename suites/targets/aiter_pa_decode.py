@@ -92,6 +92,19 @@ def _kernels(device: Device) -> ModuleType:
     return _on_gfx950() if device is MI350X else _on_gfx942()
 
 
+def pa_decode_gluon(*tensors: Any, device: Device = MI300X, **options: Any) -> None:
+    """aiter's own function, as on ``device``."""
+    kernels = _kernels(device)
+    with AITER.importing(_given(device)):
+        kernels.pa_decode_gluon(*tensors, **options)
+
+
+def get_recommended_splits(num_sequences: int, num_kv_heads: int) -> int:
+    """aiter's own number of partitions for the persistent path, on an MI300X."""
+    found: int = _kernels(MI300X).get_recommended_splits(num_sequences, num_kv_heads)
+    return found
+
+
 CONVENTION = Convention(
     source="aiter/ops/triton/gluon/pa_decode_gluon.py: docstring of pa_decode_gluon; sliding_window 0 is off, and the "
     "kernel of the partitioned path starts at context_length - SLIDING_WINDOW for the last query, its own key counted",
@@ -192,26 +205,25 @@ def _run(
     queries = q.shape[0] // len(lengths)
     if queries * q.shape[1] // k_cache.shape[1] > 64:
         raise Unsupported("queries times group size above 64")
-    kernels = _kernels(device)
-    with AITER.importing(_given(device)):
-        kernels.pa_decode_gluon(
-            out,
-            q,
-            k_cache,
-            v_cache,
-            lengths,
-            page_table,
-            scale,
-            queries,
-            parts(lengths),
-            PARTITION,
-            q.dtype,
-            key_scale=_per_token(k_descale),
-            value_scale=_per_token(v_descale),
-            sinks=sinks,
-            sliding_window=_window(window, k_cache.shape[3], int(lengths.max()), ps),
-            ps=ps,
-        )
+    pa_decode_gluon(
+        out,
+        q,
+        k_cache,
+        v_cache,
+        lengths,
+        page_table,
+        scale,
+        queries,
+        parts(lengths),
+        PARTITION,
+        q.dtype,
+        key_scale=_per_token(k_descale),
+        value_scale=_per_token(v_descale),
+        sinks=sinks,
+        sliding_window=_window(window, k_cache.shape[3], int(lengths.max()), ps),
+        ps=ps,
+        device=device,
+    )
     return out
 
 

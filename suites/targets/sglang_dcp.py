@@ -62,6 +62,7 @@ def _unavailable(engine: Engine) -> str | None:
     precision=EXACT_COPY,
     supports=LISTS,
     unavailable=_unavailable,
+    runs=("sglang create_triton_kv_indices_for_dcp_triton",),
 )
 def kv_indices(
     req_to_token: Tensor,
@@ -89,6 +90,7 @@ def kv_indices(
     precision=EXACT_COPY,
     supports=LISTS,
     unavailable=_unavailable,
+    runs=("sglang create_dcp_kv_indices",),
 )
 def gathered_indices(
     indptr: Tensor,
@@ -124,6 +126,7 @@ def _local_unavailable(engine: Engine) -> str | None:
     precision=EXACT_COPY,
     supports=LISTS,
     unavailable=_local_unavailable,
+    runs=("sglang update_kv_lens_and_indices",),
 )
 def local_indices(
     lens: Tensor,
@@ -171,6 +174,7 @@ def _corrected(outs: Tensor, lses: Tensor, context: Any) -> tuple[Tensor, Tensor
     precision=IN_FLOAT32,
     supports=MERGES,
     unavailable=_unavailable,
+    runs=("sglang correct_attn_out",),
 )
 def correct_attn_out(outs: Tensor, lses: Tensor) -> tuple[Tensor, Tensor]:
     """The ranks' outputs corrected and summed, each call with a context of its own."""
@@ -183,6 +187,7 @@ def correct_attn_out(outs: Tensor, lses: Tensor) -> tuple[Tensor, Tensor]:
     precision=IN_FLOAT32,
     supports=replace(MERGES, parts=(1, 2, 4, 8), features=frozenset({"empty", "stateful"})),
     unavailable=_unavailable,
+    runs=("sglang correct_attn_out with a CPTritonContext",),
     reset=_forget,
 )
 def correct_attn_out_shared(outs: Tensor, lses: Tensor) -> tuple[Tensor, Tensor]:

@@ -14,8 +14,12 @@ from oracle.kinds import Engine, IndexForm, KVLayout
 from oracle.precision import EXACT_COPY
 from suites.targets import sglang_wheel
 
-FILES = ("srt/layers/attention/utils.py", "kernels/ops/kvcache/shuffle_5d_cache.py")
-"""Where the kernels live: up to 0.5.16, and later."""
+FILES = (
+    "srt/layers/attention/utils.py",
+    "kernels/ops/kvcache/shuffle_5d_cache.py",
+    "kernels/ops/attention/utils.py",
+)
+"""Where the kernels live: up to 0.5.16, in 0.5.23, and in between."""
 
 CONVENTION = Convention(
     source="docstrings of launch_reshape_and_cache_shuffle_5d and launch_gather_shuffle_5d_to_linear",
@@ -55,6 +59,7 @@ def _unavailable(engine: Engine) -> str | None:
     precision=EXACT_COPY,
     supports=replace(SUPPORTS, features=frozenset({"strided", "skip", "slot_map"})),
     unavailable=_unavailable,
+    runs=("sglang launch_reshape_and_cache_shuffle_5d",),
 )
 def write(
     key: Tensor, value: Tensor, k_cache: Tensor, v_cache: Tensor, slots: Tensor, *, slot_map: Tensor | None
@@ -69,6 +74,7 @@ def write(
     precision=EXACT_COPY,
     supports=SUPPORTS,
     unavailable=_unavailable,
+    runs=("sglang launch_gather_shuffle_5d_to_linear",),
 )
 def gather(k_cache: Tensor, v_cache: Tensor, slots: Tensor) -> tuple[Tensor, Tensor]:
     """Read keys and values of the slots from the pool."""

@@ -66,6 +66,10 @@ class _Placeholder:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         raise Unsupported(f"sglang {installed('sglang')} needs {self._name}, which this adapter does not load")
 
+    def __mro_entries__(self, bases: tuple[Any, ...]) -> tuple[Any, ...]:
+        """As a base class it adds nothing."""
+        return ()
+
 
 class _PlaceholderModule(ModuleType):
     """A module that has every name, as a placeholder, apart from those given."""

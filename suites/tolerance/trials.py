@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from functools import cache
 from hashlib import blake2b
+from itertools import product
 from typing import Any
 
 from torch import Tensor
@@ -72,7 +73,7 @@ class Outcome:
 
 @dataclass(frozen=True)
 class Kernel:
-    """What runs under one precision: a variant, or a target of the registry with one dtype."""
+    """What runs under one precision: a variant, or a target of the registry with one dtype over one kind of pool."""
 
     precision: str
     declaration: Declaration
@@ -100,7 +101,7 @@ class Kernel:
         lse = outputs.get("lse")
         if lse is not None and convention.lse_layout is LseLayout.HEAD_TOKEN:
             lse = lse.transpose(0, 1)
-        precision = self.declaration.precision_for(dtype)
+        precision = self.declaration.precision_for(dtype, instance.case.kv_dtype)
         return Outcome(problem, precision, dtype, outputs["out"], lse, None, convention)
 
 
@@ -150,9 +151,9 @@ def kernels(engine: Engine) -> tuple[dict[str, Kernel], dict[str, str]]:
         elif not longest:
             skipped[native.target] = f"not run on {engine}"
         else:
-            for dtype in declaration.supports.dtypes:
-                name = f"{native.target} {dtype}"
-                found[name] = Kernel(name, declaration, {"dtype": dtype, "kv_dtype": "same"}, longest)
+            for dtype, pool in product(declaration.supports.dtypes, ("same", *declaration.supports.kv_dtypes)):
+                name = f"{native.target} {dtype}" + (f" over {pool}" if pool != "same" else "")
+                found[name] = Kernel(name, declaration, {"dtype": dtype, "kv_dtype": pool}, longest)
     return found, skipped
 
 
@@ -190,7 +191,8 @@ def draw_case(kernel: Kernel, combination: Combination, key: int, device: str) -
             case = sized(space.draw(chooser), kernel, combination, chooser, device)
         except CaseError:
             continue
-        if unfit(case) is None and not _known_defect(kernel.declaration.name, case):
+        stored = kernel.pins["dtype"] if kernel.pins["kv_dtype"] == "same" else kernel.pins["kv_dtype"]
+        if case.kv_dtype == stored and unfit(case) is None and not _known_defect(kernel.declaration.name, case):
             return case
     return None
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from fuzz.engine.emulator.errors import BatchTooLarge
+from fuzz.engine.emulator.errors import BatchTooLarge, Location
 from fuzz.engine.emulator.journal import Journal
 from fuzz.engine.emulator.options import Options
 
@@ -25,7 +25,8 @@ class Context:
     `programs`: linear ids of the batch, int64 [P], ascending; the first grid axis runs fastest. `findings`:
     those of the launch so far, not merged. `races`: given while programs run in order, if there are several.
     `coverage`: given if it is collected. `largest`: elements of the largest value seen in this batch; one
-    above `limit` raises BatchTooLarge while the batch can still be split.
+    above `limit` raises BatchTooLarge while the batch can still be split. `location`: of what happens, given while
+    no user code runs.
     """
 
     kernel: str = ""
@@ -38,6 +39,7 @@ class Context:
     programs: Tensor = field(default_factory=lambda: torch.zeros(1, dtype=torch.int64))
     largest: int = 0
     limit: int = 1 << 62
+    location: Location | None = None
 
     @property
     def running(self) -> bool:

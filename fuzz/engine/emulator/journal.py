@@ -2,18 +2,24 @@
 
 A chunk of programs runs batched on the assumption that no program depends on another. Every store notes what
 it overwrote, so a batch that must be split is taken back and its parts run anew. When the chunk is through,
-`verdict` says whether the assumption held; if not, the chunk is taken back and runs one program at a time. So
-batched execution leaves the bits that serial execution in program order leaves, races included.
+`verdict` says whether the assumption held; if not, the chunk is taken back and runs one program at a time, or, if no
+program can have noticed, its stores are done again in program order. So batched execution leaves the bits that serial
+execution in program order leaves, races included.
 """
 
 from collections import defaultdict
 from dataclasses import dataclass, field
 from enum import Enum, auto
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from fuzz.engine.emulator.errors import Location
+from fuzz.engine.emulator.masks import some
+
+if TYPE_CHECKING:
+    from fuzz.engine.emulator.memory import Buffer
 
 _FREE, _SHARED = -1, -2  # owners of an address that no program, that several programs wrote
 
@@ -23,6 +29,7 @@ class Verdict(Enum):
 
     INDEPENDENT = auto()  # serial execution gives the same bits
     LOADS_UNKNOWN = auto()  # a storage was loaded and stored to, and loads were not noted: run again with them
+    STORES_MEET = auto()  # programs met at an address, but only to store: nobody has read it
     DEPENDENT = auto()  # two programs met at an address, other than to store the same bits
 
 
@@ -55,17 +62,26 @@ class Access:
 
 @dataclass(frozen=True, slots=True)
 class Store:
-    """A store that happened. `before`, `marks_before`: what `raw` and the marks of fresh memory held; `changed`
-    [n]: lanes that found other bits; `contested`: lanes of this very store overwrote each other.
+    """A store of `bits` [n] that happened. `before`, `marks_before`: what memory and the marks of fresh memory held;
+    `changed` [n]: lanes that found other bits; `contested`: lanes of this very store overwrote each other.
     """
 
     access: Access
-    raw: Tensor
+    buffer: "Buffer"
+    bits: Tensor
     before: Tensor
     changed: Tensor
     contested: bool
-    marks: Tensor | None
     marks_before: Tensor | None
+
+    def by_program(self) -> dict[int, Tensor]:
+        """Each program's lanes, in their order."""
+        owners = self.access.owners()
+        if len(owners) and int(owners[0]) == _SHARED:
+            return dict.fromkeys(self.access.programs.tolist(), torch.arange(len(owners)))
+        order = owners.argsort(stable=True)
+        programs, counts = torch.unique_consecutive(owners[order], return_counts=True)
+        return dict(zip(programs.tolist(), torch.split(order, counts.tolist()), strict=True))
 
 
 @dataclass(slots=True)
@@ -91,9 +107,9 @@ class Journal:
         """Undo the stores after `mark` and forget them and the loads."""
         stores, loads = mark
         for store in reversed(self.stores[stores:]):
-            store.raw.scatter_(0, store.access.index, store.before)
-            if store.marks is not None and store.marks_before is not None:
-                store.marks.scatter_(0, store.access.index, store.marks_before)
+            store.buffer.raw.scatter_(0, store.access.index, store.before)
+            if store.buffer.marks is not None and store.marks_before is not None:
+                store.buffer.marks.scatter_(0, store.access.index, store.marks_before)
         del self.stores[stores:], self.loads[loads:]
 
     def unknown(self) -> set[str]:
@@ -107,13 +123,16 @@ class Journal:
         stores: dict[int, list[Store]] = defaultdict(list)
         for store in self.stores:
             stores[store.access.storage].append(store)
+        found = Verdict.INDEPENDENT
         for storage, own in stores.items():
             loads = [load for load in self.loads if load.storage == storage]
             # One instruction scatters in program order: where all agree on the bits, no order shows.
             several = len(own) > 1 or bool(loads)
             if (several or own[0].contested) and _meet(own, loads):
-                return Verdict.DEPENDENT
-        return Verdict.INDEPENDENT
+                if loads or self.synchronised:
+                    return Verdict.DEPENDENT
+                found = Verdict.STORES_MEET
+        return found
 
 
 def _meet(stores: list[Store], loads: list[Access]) -> bool:
@@ -126,7 +145,7 @@ def _meet(stores: list[Store], loads: list[Access]) -> bool:
     owner = torch.full((size,), _FREE, dtype=torch.int64)
     for store, place in zip(stores, places[: len(stores)], strict=True):
         programs, before = store.access.owners(), owner[place]
-        if bool(((before != _FREE) & ((before != programs) | (before == _SHARED))).any()):
+        if some((before != _FREE) & ((before != programs) | (before == _SHARED))):
             return True
         owner.scatter_(0, place, programs)
         shared = owner[place] != programs
@@ -135,7 +154,7 @@ def _meet(stores: list[Store], loads: list[Access]) -> bool:
         owner[place[shared]] = _SHARED
     for access, place in zip(loads, places[len(stores) :], strict=True):
         programs, writer = access.owners(), owner[place]
-        if bool(((writer != _FREE) & ((writer != programs) | (writer == _SHARED))).any()):
+        if some((writer != _FREE) & ((writer != programs) | (writer == _SHARED))):
             return True
     return False
 

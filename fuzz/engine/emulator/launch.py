@@ -7,10 +7,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from fuzz.engine.emulator.allocator import keep_memory
 from fuzz.engine.emulator.context import Context, activate
 from fuzz.engine.emulator.coverage import Coverage, traced_lines
 from fuzz.engine.emulator.errors import BatchTooLarge, Divergence, KernelError
 from fuzz.engine.emulator.journal import Journal, Verdict
+from fuzz.engine.emulator.memory import store_in_turn
 from fuzz.engine.emulator.options import Options
 from fuzz.engine.emulator.races import Races
 from fuzz.engine.emulator.sanitizer import FindingsError, merge
@@ -53,6 +55,7 @@ def launch(
     The result is that of programs running one after another, the first grid axis fastest. Raises KernelError
     with the kernel's name, and FindingsError outside a session.
     """
+    keep_memory()
     log = current()
     runner = _Runner(kernel, body, grid, log.options if log else Options(), experience)
     previous = activate(runner.context)
@@ -159,6 +162,9 @@ class _Runner:
                     if not journal.synchronised and self.races.absorb(journal):
                         return True
                     verdict = Verdict.DEPENDENT
+                if verdict is Verdict.STORES_MEET and not several:
+                    self._store_in_turn(programs)
+                    verdict = Verdict.INDEPENDENT
                 if verdict is Verdict.INDEPENDENT:
                     return True
                 seen.clear()
@@ -166,11 +172,18 @@ class _Runner:
             journal.take_back((0, 0))
             del context.findings[findings:]
             self.batches = batches
-            if verdict is Verdict.DEPENDENT:
+            if verdict is not Verdict.LOADS_UNKNOWN:
                 self.serial = True
                 return False
             if self.races.noted is not None:
                 self.races.noted = self.experience.noted
+
+    def _store_in_turn(self, programs: Tensor) -> None:
+        """The batch is the whole launch, and its programs met only where they store."""
+        journal, self.context.journal = self.context.journal, Journal()
+        stores = list(journal.stores)
+        journal.take_back((0, 0))
+        store_in_turn(stores, programs, self.races)
 
     def _run_parts(self, programs: Tensor) -> None:
         """Run a batch; where it cannot stay one, take back what it did and run its parts anew."""
@@ -181,7 +194,9 @@ class _Runner:
             try:
                 self._execute(group)
             except Divergence as divergence:
-                parts = _by_outcome(group, divergence.outcome)
+                parts = _by_outcome(context.programs, divergence.outcome)
+                rest = group[~torch.isin(group, context.programs)]
+                parts = [*parts, rest] if len(rest) else parts
             except BatchTooLarge:
                 self._learn(group)
                 parts = list(group.tensor_split(2))

@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -26,14 +27,17 @@ def steady(function: Callable[[Tensor], Tensor], data: Tensor, results: int | No
     go through in whole vectors, and a lane's result is the same in any batch. `results`: how many the data
     give, flat, if it is not one each.
     """
-    flat = data.double().reshape(-1)
-    padding = -flat.numel() % _STEP
-    if padding:
-        flat = torch.cat([flat, flat.new_zeros(padding)])
-    done = torch.cat([function(piece) for piece in torch.split(flat, _PIECE)])
-    if results is not None:
-        return done[:results].to(data.dtype)
-    return done[: data.numel()].reshape(data.shape).to(data.dtype)
+    flat = data.reshape(-1)
+    done = torch.empty(flat.numel() if results is None else results, dtype=data.dtype)
+    at = 0
+    for piece in torch.split(flat, _PIECE):  # a piece is at hand in the cache while it is widened and rounded
+        wide = piece.double()
+        padding = -wide.numel() % _STEP
+        found = function(torch.cat([wide, wide.new_zeros(padding)]) if padding else wide)
+        end = min(at + found.numel(), done.numel())
+        done[at:end] = found[: end - at]
+        at = end
+    return done.reshape(data.shape) if results is None else done
 
 
 def elementwise(name: str, function: Callable[[Tensor], Tensor]) -> Callable[..., Value]:
@@ -54,6 +58,11 @@ def rounded_once(name: str, function: Callable[[Tensor], Tensor]) -> Callable[..
     return elementwise(name, lambda data: steady(function, data))
 
 
+def _square_root(data: Tensor) -> Tensor:
+    """Rounded to nearest, as IEEE 754 has it: torch 2.13 may be off by a bit where its vectors are of AVX-512."""
+    return torch.from_numpy(np.sqrt(data.numpy()))
+
+
 exp = rounded_once("exp", torch.exp)
 exp2 = rounded_once("exp2", torch.exp2)
 log = rounded_once("log", torch.log)
@@ -62,8 +71,8 @@ sin = rounded_once("sin", torch.sin)
 cos = rounded_once("cos", torch.cos)
 tanh = rounded_once("tanh", torch.tanh)
 erf = rounded_once("erf", torch.erf)
-rsqrt = rounded_once("rsqrt", lambda x: 1 / torch.sqrt(x))
-sqrt = elementwise("sqrt", torch.sqrt)
+rsqrt = rounded_once("rsqrt", lambda x: 1 / _square_root(x))
+sqrt = elementwise("sqrt", _square_root)
 floor = elementwise("floor", torch.floor)
 ceil = elementwise("ceil", torch.ceil)
 
@@ -89,7 +98,26 @@ def widened(x: Operand) -> Value:
     return cast(value, float32) if value.dtype is bfloat16 else value
 
 
-def _extreme(name: str, ignoring: Callable[..., Tensor], keeping: Callable[..., Tensor]) -> Callable[..., Value]:
+Pair = Callable[[Tensor, Tensor], Tensor]
+_SMALL = 1 << 12  # elements up to which the slower function is done sooner than the others are checked
+
+
+def _ignoring_nan(ignoring: Pair, keeping: Pair) -> Pair:
+    """`ignoring` itself, sooner where the result has neither NaN nor zero.
+
+    Of zeros of either sign `keeping` returns the first or the second, by the code that torch takes.
+    """
+
+    def apply(a: Tensor, b: Tensor) -> Tensor:
+        if max(a.numel(), b.numel()) <= _SMALL:
+            return ignoring(a, b)
+        data = keeping(a, b)
+        return data if float(data.abs().amin()) > 0 else ignoring(a, b)
+
+    return apply
+
+
+def _extreme(name: str, ignoring: Pair, keeping: Pair) -> Callable[..., Value]:
     def apply(x: Operand, y: Operand, propagate_nan: Any = None, **_: Any) -> Value:
         left, right, dtype = operands(widened(x), widened(y))
         a, b, ndim = level(left, right)
@@ -104,8 +132,8 @@ def _extreme(name: str, ignoring: Callable[..., Tensor], keeping: Callable[..., 
     return apply
 
 
-maximum = _extreme("greater", torch.fmax, torch.maximum)
-minimum = _extreme("less", torch.fmin, torch.minimum)
+maximum = _extreme("greater", _ignoring_nan(torch.fmax, torch.maximum), torch.maximum)
+minimum = _extreme("less", _ignoring_nan(torch.fmin, torch.minimum), torch.minimum)
 
 
 def clamp(x: Operand, min: Operand, max: Operand, **_: Any) -> Value:

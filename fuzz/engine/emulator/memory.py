@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -12,6 +13,7 @@ from fuzz.engine.emulator.context import active
 from fuzz.engine.emulator.dtypes import FROM_TORCH, DType, PointerType, int1, int8
 from fuzz.engine.emulator.errors import KernelError, user_location
 from fuzz.engine.emulator.journal import Access, Store
+from fuzz.engine.emulator.masks import both, either, every, some
 from fuzz.engine.emulator.options import MaskedLanes
 from fuzz.engine.emulator.provenance import Origin, from_origin
 from fuzz.engine.emulator.races import Races
@@ -70,6 +72,10 @@ class Buffer:
         base = self.base * before // after
         return replace(self, element=element, raw=raw, base=base, low=low, high=high, marks=marks)
 
+    def places(self, offsets: Tensor) -> Tensor:
+        """Elements of `raw` at offsets from the tensor's start."""
+        return offsets + self.base if self.base else offsets
+
     def pointer(self) -> Value:
         """A scalar pointer to the tensor's first element."""
         zero = torch.zeros(1, dtype=torch.int64)
@@ -112,8 +118,9 @@ def load(pointer: Value, mask: Value | Number | None, other: Value | Number | No
     if buffer.high < buffer.low:
         bits = torch.zeros(shape, dtype=buffer.raw.dtype)
     else:
-        index = (offsets if lanes.active is None else offsets.clamp(buffer.low, buffer.high)) + buffer.base
-        index = index.reshape(-1)
+        low, high = pointer.range()
+        within = lanes.active is None or (buffer.low <= low and high <= buffer.high)
+        index = buffer.places(offsets if within else offsets.clamp(buffer.low, buffer.high)).reshape(-1)
         bits = buffer.raw.index_select(0, index).reshape(shape)
         if buffer.marks is not None:
             unwritten = _unwritten(buffer.marks.index_select(0, index).reshape(shape) != 0, buffer, lanes)
@@ -132,14 +139,14 @@ def load(pointer: Value, mask: Value | Number | None, other: Value | Number | No
         # A lane without meaning holds NaN where it can, so that a taint that got lost shows in the output.
         data = data.masked_fill(off, torch.nan if data.is_floating_point() and not zero else 0)
         if not zero:
-            undefined = off if undefined is None else undefined | off
+            undefined = off if undefined is None else either(undefined, off)
     return Value(data, element, undefined=join_taints(data.ndim, undefined, unwritten))
 
 
 def _unwritten(marked: Tensor, buffer: Buffer, lanes: _Lanes) -> Tensor | None:
     if lanes.active is not None:
-        marked = marked & lanes.active
-    if not bool(marked.any()):
+        marked = both(marked, lanes.active)
+    if not some(marked):
         return None
     location = user_location()
     origin = Origin(location.file, location.line, buffer.name, (buffer.low, buffer.high))
@@ -167,7 +174,7 @@ def store(
         coverage.access("store", _mask_of(mask), pointer.numel)
     if value.undefined is not None:
         stored = lift(value.undefined, len(shape)).expand(shape)
-        stored = stored if lanes.active is None else stored & lanes.active
+        stored = stored if lanes.active is None else both(stored, lanes.active)
         report(FindingKind.UNDEFINED_OUTPUT, stored, lanes.offsets, buffer)
     bits = lift(to_bits(value.data, value.dtype), len(shape)).expand(shape)  # type: ignore[arg-type]
     bits = bits.reshape(-1) if lanes.active is None else bits[lanes.active]
@@ -190,11 +197,29 @@ def _write(buffer: Buffer, lanes: _Lanes, access: Access, bits: Tensor) -> None:
     changed = before != bits
     if journal.enabled:
         contested = not torch.equal(raw.index_select(0, index), bits)
-        journal.stores.append(Store(access, raw, before, changed, contested, marks, marks_before))
+        journal.stores.append(Store(access, buffer, bits, before, changed, contested, marks_before))
     elif races is not None:
         stores, loads = races.store(access, changed)
         _report_races(FindingKind.RACING_STORES, races, stores, lanes, buffer, "that program stores it")
         _report_races(FindingKind.RACING_LOAD, races, loads, lanes, buffer, "that program loads it")
+
+
+def store_in_turn(stores: Sequence[Store], programs: Tensor, races: Races) -> None:
+    """Do stores that were taken back once more, as if the programs had run one after the other."""
+    context, lanes_of = active(), [store.by_program() for store in stores]
+    context.races = races
+    for program in programs.tolist():
+        context.programs = torch.tensor([program])
+        races.begin(program)
+        for done, lanes in zip(stores, lanes_of, strict=True):
+            if program in lanes:
+                index, bits = done.access.index[lanes[program]], done.bits[lanes[program]]
+                access = replace(
+                    done.access, index=index, shape=(1, len(index)), active=None, programs=context.programs
+                )
+                context.location = done.access.location
+                _write(done.buffer, _Lanes((index - done.buffer.base)[None], None, None), access, bits)
+    context.races = context.location = None
 
 
 def _note_load(buffer: Buffer, lanes: _Lanes, atomic: bool) -> None:
@@ -243,7 +268,7 @@ def synchronise(pointer: Value, mask: Value | Number | None, sem: str | None) ->
         return
     context = active()
     context.journal.synchronised = True
-    if context.races is None or (mask is not None and not bool(as_value(mask).data.any())):
+    if context.races is None or (mask is not None and not some(as_value(mask).data)):
         return
     buffer, element = target(pointer)
     address = (int(pointer.data.reshape(-1)[0]) + buffer.base) * element.itemsize
@@ -260,7 +285,7 @@ def target(pointer: Value) -> tuple[Buffer, DType]:
 def _access(buffer: Buffer, lanes: _Lanes, atomic: bool) -> Access:
     offsets = lanes.offsets.reshape(-1) if lanes.active is None else lanes.offsets[lanes.active]
     raw, shape, programs = buffer.raw, lanes.offsets.shape, active().programs
-    index, size, width = offsets + buffer.base, raw.numel(), raw.element_size()
+    index, size, width = buffer.places(offsets), raw.numel(), raw.element_size()
     return Access(buffer.storage, width, size, index, shape, lanes.active, programs, user_location(), atomic)
 
 
@@ -282,7 +307,7 @@ def _resolve(
             mask = cast(mask, int1)
         if len(mask.shape) > len(pointer.shape):
             raise KernelError("a block mask cannot go with a scalar pointer")
-        if not bool(mask.data.all()):
+        if not every(mask.data):
             wanted = lift(mask.data, ndim)
     shape: tuple[int, ...] = offsets.shape
     unsure = mask.undefined if isinstance(mask, Value) else None
@@ -298,26 +323,26 @@ def _resolve(
         lost = lift(unsure, ndim).expand(shape)
     if pointer.undefined is not None:
         bad = lift(pointer.undefined, ndim).expand(shape)
-        bad = bad if wanted is None else bad & wanted
-        lost = bad if lost is None else lost | bad
+        bad = bad if wanted is None else both(bad, wanted)
+        lost = bad if lost is None else either(lost, bad)
     if lost is not None:
         lost = report(FindingKind.UNDEFINED_ADDRESS, lost, offsets, buffer)
     wrapped: Tensor | None = None
     if pointer.wrapped is not None:
         bad = lift(pointer.wrapped, ndim).expand(shape)
-        bad = bad if wanted is None else bad & wanted
+        bad = bad if wanted is None else both(bad, wanted)
         wrapped = report(FindingKind.INT32_WRAP_ADDRESS, bad, offsets, buffer)
     low, high = pointer.range()
     if low < buffer.low or high > buffer.high:
-        outside = (offsets < buffer.low) | (offsets > buffer.high)
-        outside = outside if wanted is None else outside & wanted
+        outside = either(offsets < buffer.low, offsets > buffer.high)
+        outside = outside if wanted is None else both(outside, wanted)
         outside = outside if lost is None else outside & ~lost
-        if bool(outside.any()):
+        if some(outside):
             if wrapped is not None:
                 outside = outside | (wrapped & outside)  # the same lanes, some of them with a cause
             outside = report(out_of_bounds, outside, offsets, buffer)
-            lost = outside if lost is None else lost | outside
-    if lost is not None and bool(lost.any()):
+            lost = outside if lost is None else either(lost, outside)
+    if lost is not None and some(lost):
         wanted = ~lost if wanted is None else wanted & ~lost
     else:
         lost = None

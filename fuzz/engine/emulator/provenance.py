@@ -14,6 +14,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from fuzz.engine.emulator.masks import some
+
 Key = tuple[object, ...]
 Bounds = tuple[int, int]
 
@@ -87,7 +89,7 @@ _Place = tuple[int, int | None]  # an argument, or an item of one that is a list
 
 def traced(mask: Tensor, sources: Sources) -> Tensor:
     """`mask` with those of the sources that have lanes in it; `mask` itself if none has. Shapes broadcast."""
-    kept = {origin: source for origin, source in sources.items() if bool(source.lanes.any())}
+    kept = {origin: source for origin, source in sources.items() if some(source.lanes)}
     if not kept:
         return mask
     result: TracedMask = plain(mask).as_subclass(TracedMask)
@@ -121,6 +123,46 @@ def plain(x: Any) -> Any:
     if isinstance(x, (list, tuple)):
         return type(x)(plain(item) for item in x)
     return x
+
+
+def rows_of(mask: Tensor, rows: Tensor) -> Tensor:
+    """The rows of a mask, or of any tensor [P or 1, ...], that belong to the programs in `rows`."""
+    taken = _rows(plain(mask), rows)
+    if not isinstance(mask, TracedMask):
+        return mask if taken is plain(mask) else taken
+    return traced(taken, {key: Source(*(_rows(x, rows) for x in source)) for key, source in mask.sources.items()})
+
+
+def _rows(x: Tensor, rows: Tensor) -> Tensor:
+    if len(x) == 1:
+        return x
+    first, last = int(rows[0]), int(rows[-1])
+    if last - first + 1 == len(rows):
+        return x[first : last + 1]
+    narrow = x
+    for axis in range(1, x.ndim):  # what is repeated along an axis is taken once
+        if x.stride(axis) == 0:
+            narrow = narrow.narrow(axis, 0, 1)
+    return narrow.index_select(0, rows).expand(len(rows), *x.shape[1:])
+
+
+def united_masks(parts: Sequence[tuple[Tensor, Tensor | None]], shape: tuple[int, ...]) -> Tensor | None:
+    """Inverse of `rows_of` for masks of blocks [P, ...] in `shape`; None for masks without lanes."""
+    if all(mask is None for _, mask in parts):
+        return None
+    limits = torch.iinfo(torch.int64)
+    whole, found = torch.zeros(shape, dtype=torch.bool), dict[Origin, Source]()
+    for rows, mask in parts:
+        if mask is None:
+            continue
+        whole[rows] = plain(mask)
+        for key, source in sources(mask):
+            if key not in found:
+                low, high = torch.full(shape[:1], limits.max), torch.full(shape[:1], limits.min)
+                found[key] = Source(torch.zeros(shape, dtype=torch.bool), low, high)
+            for united, own in zip(found[key], source, strict=True):
+                united[rows] = own
+    return traced(whole, found)
 
 
 def _traced(func: Callable[..., Any], args: Sequence[Any]) -> Iterator[tuple[_Place, TracedMask]]:

@@ -5,17 +5,16 @@ A number that is assigned becomes a scalar of the language; `and`, `or`, `not` w
 """
 
 import ast
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
-import torch
-from torch import Tensor
-
 from fuzz.engine.emulator.casts import cast
-from fuzz.engine.emulator.dtypes import DType, int1, int32, promote_integers
-from fuzz.engine.emulator.errors import SOURCE_MARK, Divergence, KernelError
+from fuzz.engine.emulator.dtypes import int1
+from fuzz.engine.emulator.errors import SOURCE_MARK
+from fuzz.engine.emulator.liveness import Region, Site, sites
 from fuzz.engine.emulator.operators import bitwise, invert
-from fuzz.engine.emulator.sanitizer import FindingKind, report
+from fuzz.engine.emulator.regions import Trips, arms, loop, loop_while
+from fuzz.engine.emulator.rows import UNBOUND
 from fuzz.engine.emulator.value import Number, Value, as_value
 
 _BUILTINS = ("range", "min", "max", "print")
@@ -59,15 +58,51 @@ class _Rewriter(ast.NodeTransformer):
 
     def visit_FunctionDef(self, node: ast.FunctionDef) -> ast.AST:
         if node.name in self.jitted or any(_is_jit(decorator) for decorator in node.decorator_list):
-            body = _BodyRewriter(self.builtins)
-            node.body = [body.visit(statement) for statement in node.body]
+            body = _BodyRewriter(self.builtins, sites(node), node)
+            node.body = body.statements(node.body)
             return node
         return self.generic_visit(node)
 
 
 class _BodyRewriter(ast.NodeTransformer):
-    def __init__(self, builtins: frozenset[str]) -> None:
-        self.builtins = builtins
+    """`sites`: branches and loops of the function that become regions (see `regions`)."""
+
+    def __init__(self, builtins: frozenset[str], sites: dict[Region, Site], function: ast.FunctionDef) -> None:
+        self.builtins, self.sites, self.function = builtins, sites, function
+        self.regions = 0
+
+    def statements(self, body: list[ast.stmt]) -> list[ast.stmt]:
+        found = (self.visit(statement) for statement in body)
+        return [statement for group in found for statement in (group if isinstance(group, list) else [group])]
+
+    def visit_If(self, node: ast.If) -> Any:
+        return self._region(node, _BRANCH)
+
+    def visit_For(self, node: ast.For) -> Any:
+        return self._region(node, _FOR)
+
+    def visit_While(self, node: ast.While) -> Any:
+        return self._region(node, _WHILE)
+
+    def _region(self, node: Region, template: str) -> Any:
+        """The statements of a region: a template, with what the source has put into it."""
+        site = self.sites.get(node)
+        both = isinstance(node, ast.If) and bool(node.orelse)
+        self.generic_visit(node)
+        if site is None:
+            return node
+        self.regions += 1
+        names = [name for group in site[1:] for name in group]
+        text = template.format(
+            mark=SOURCE_MARK,
+            region=f"_region_{self.regions}",
+            item=f"_item_{self.regions}",
+            site=site,
+            both=both,
+            enter=_set_names(f"_region_{self.regions}.enter(locals())", names, "        "),
+            leave=_set_names(f"_region_{self.regions}.leave(locals())", names, "    "),
+        )
+        return [_Filled(node, self.function.lineno).visit(statement) for statement in ast.parse(text).body]
 
     def visit_Assign(self, node: ast.Assign) -> ast.AST:
         self.generic_visit(node)
@@ -110,6 +145,91 @@ class _BodyRewriter(ast.NodeTransformer):
         if isinstance(node.func, ast.Name) and node.func.id in self.builtins:
             node.func = _runtime(f"language_{node.func.id}", node.func)
         return node
+
+
+# What the source has goes where the names with `_source_` stand.
+_BRANCH = """\
+{region} = {mark}.arms(_source_test, {site}, {both})
+for {item} in {region}:
+    if {item} > 1:
+{enter}
+    if {item} & 1:
+        _source_body
+    else:
+        _source_orelse
+if {item} > 1:
+{leave}
+"""
+_FOR = """\
+{region} = {mark}.loop(_source_iter, {site})
+for {item} in {region}:
+    if {region}.changed:
+{enter}
+    _source_target = {item}
+    _source_body
+if {region}.split:
+{leave}
+"""
+_CONDITIONS = ("arms", "loop", "more")
+_WHILE = """\
+{region} = {mark}.loop_while({site})
+while {region}.more(_source_test):
+    if {region}.changed:
+{enter}
+    _source_body
+if {region}.split:
+{leave}
+"""
+
+
+def _set_names(call: str, names: list[str], indent: str) -> str:
+    """Source that sets variables to what a call gives, and unsets those that get nothing."""
+    lines = [f"[{', '.join(names)}] = {call}"]
+    lines += [f"if {name} is {SOURCE_MARK}.UNBOUND: del {name}" for name in names]
+    return "\n".join(indent + line for line in lines)
+
+
+class _Filled(ast.NodeTransformer):
+    """Puts a region of the source into a template.
+
+    What is added has the line of the function's header, where no statement is: coverage goes by lines.
+    """
+
+    def __init__(self, node: Any, line: int) -> None:
+        self.node, self.line = node, line
+
+    def visit(self, node: ast.AST) -> Any:
+        if isinstance(node, (ast.expr, ast.stmt)):
+            node.lineno = node.end_lineno = self.line
+            node.col_offset = node.end_col_offset = 0
+        return super().visit(node)
+
+    def visit_Name(self, node: ast.Name) -> Any:
+        _, ours, name = node.id.rpartition("_source_")
+        return getattr(self.node, name) if ours and name in ("test", "iter", "target") else node
+
+    def visit_Expr(self, node: ast.Expr) -> Any:
+        _, ours, name = getattr(node.value, "id", "").rpartition("_source_")
+        if ours and name in ("body", "orelse"):
+            return getattr(self.node, name) or ast.copy_location(ast.Pass(), self.node)
+        return self.generic_visit(node)
+
+    def visit_Call(self, node: ast.Call) -> ast.AST:
+        self.generic_visit(node)
+        if getattr(node.func, "attr", "") in _CONDITIONS:  # what is found of a condition is found on its line
+            for part in (node, node.func):
+                part.lineno = part.end_lineno = self.node.lineno
+        return node
+
+    def visit_If(self, node: ast.If) -> ast.AST:
+        arms = isinstance(node.test, ast.BinOp)
+        return self.generic_visit(ast.copy_location(node, self.node) if arms else node)
+
+    def visit_For(self, node: ast.For) -> ast.AST:
+        return self.generic_visit(ast.copy_location(node, self.node) if isinstance(self.node, ast.For) else node)
+
+    def visit_While(self, node: ast.While) -> ast.AST:
+        return self.generic_visit(ast.copy_location(node, self.node))
 
 
 def _runtime(name: str, like: ast.AST) -> ast.Attribute:
@@ -157,42 +277,15 @@ class Runtime:
     def language_print(*_: Any, **__: Any) -> None:
         """Device output is dropped."""
 
+    UNBOUND = UNBOUND
+    arms, loop, loop_while = staticmethod(arms), staticmethod(loop), staticmethod(loop_while)
+
     @staticmethod
-    def language_range(*arguments: Value | Number, **_: Any) -> Iterator[Value]:
-        """`range` of a kernel: its index is a scalar. Raises Divergence where trip counts differ."""
-        if not 1 <= len(arguments) <= 3:
-            raise KernelError("range takes one to three arguments")
-        values = [as_value(argument) for argument in arguments]
-        start = values[0] if len(values) > 1 else as_value(0)
-        stop, step = values[len(values) > 1], values[2] if len(values) > 2 else as_value(1)
-        dtype = int32
-        for value in (start, stop, step):
-            if not isinstance(value.dtype, DType) or not value.dtype.is_int() or value.shape:
-                raise KernelError("range takes integer scalars")
-            dtype = promote_integers(dtype, value.dtype)
-            if value.undefined is not None:
-                report(FindingKind.UNDEFINED_BRANCH, value.undefined, None, None)
-        trips = _trips(start.data.long(), stop.data.long(), step.data.long())
-        first, stride = cast(start, dtype).data, cast(step, dtype).data
-        (low, high), (near, far) = start.range(), step.range()
-        for trip in range(trips):
-            bounds = low + min(trip * near, trip * far), high + max(trip * near, trip * far)
-            yield Value(first + trip * stride, dtype, bounds=bounds)
+    def language_range(*arguments: Value | Number, **_: Any) -> Trips:
+        """`range` of a kernel: its index is a scalar."""
+        return Trips(*arguments)
 
 
 def _truth(x: Any) -> Value:
     value = as_value(x)
     return value if value.dtype is int1 else cast(value, int1)
-
-
-def _trips(start: Tensor, stop: Tensor, step: Tensor) -> int:
-    """Iterations of a loop, the same for all programs of the batch."""
-    if bool((step == 0).any()):
-        raise KernelError("range with a step of zero")
-    ahead = torch.where(step > 0, stop - start, start - stop)
-    size = step.abs()
-    trips = torch.div(ahead + size - 1, size, rounding_mode="floor").clamp(min=0)
-    low, high = torch.aminmax(trips)
-    if low != high:
-        raise Divergence(trips)
-    return int(low)

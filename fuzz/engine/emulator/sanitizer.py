@@ -11,6 +11,7 @@ from torch import Tensor
 
 from fuzz.engine.emulator.context import active
 from fuzz.engine.emulator.errors import user_location
+from fuzz.engine.emulator.masks import some
 from fuzz.engine.emulator.provenance import Key, Origin, Source, Sources, from_origin, plain, sources, traced
 
 
@@ -162,18 +163,18 @@ def report(
     Returns the lanes as consequences of what was recorded, for the mask of undefined lanes that they go to.
     """
     rest = plain(lanes)
-    if not bool(rest.any()):
+    if not some(rest):
         return lanes
     causes: Sources = {}
     for origin, source in sources(lanes):
         part = source.lanes.expand(rest.shape) & rest
-        if bool(part.any()):
+        if some(part):
             rest = rest & ~part
             finding = _record(kind, part, offsets, buffer, detail, other, origin, source)
             if origin.cause is None:
                 origin = Origin(finding.file, finding.line, cause=finding.key)
             causes[origin] = Source(part, source.low, source.high)
-    if bool(rest.any()):
+    if some(rest):
         finding = _record(kind, rest, offsets, buffer, detail, other)
         mask = from_origin(rest, Origin(finding.file, finding.line, cause=finding.key))
         causes.update(sources(mask))
@@ -190,7 +191,8 @@ def _record(
     origin: Origin | None = None,
     source: Source | None = None,
 ) -> Finding:
-    context, location = active(), user_location()
+    context = active()
+    location = context.location or user_location()
     showing = lanes.reshape(len(lanes), -1).any(1)
     count = int(lanes.sum()) * (len(context.programs) if len(lanes) == 1 else 1)
     indices = extent = unwritten = None
@@ -235,7 +237,7 @@ def shared_load(name: str, written: Tensor, read: Tensor | None = None) -> Tenso
     that are loaded, if not all. `name`: the allocation's. Indices count row-major within the view.
     """
     missing = ~written if read is None else ~written & read
-    if not bool(missing.any()):
+    if not some(missing):
         return None
     size = missing[0].numel()
     offsets = torch.arange(size).reshape(1, *missing.shape[1:]).expand(missing.shape)

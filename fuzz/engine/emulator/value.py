@@ -20,6 +20,7 @@ from fuzz.engine.emulator.dtypes import (
     type_of_literal,
 )
 from fuzz.engine.emulator.errors import Divergence, KernelError, UnknownName
+from fuzz.engine.emulator.masks import either
 from fuzz.engine.emulator.sanitizer import FindingKind, report
 
 if TYPE_CHECKING:
@@ -96,8 +97,8 @@ class Value:
                 self.bounds = (int(low), int(high))
         return self.bounds
 
-    def __bool__(self) -> bool:
-        """Truth of a scalar in a condition. Raises Divergence where the programs of the batch disagree."""
+    def truth(self) -> bool | Tensor:
+        """Truth of a scalar in a condition; of each program [P] where those of the batch disagree."""
         if self.data.ndim != 1:
             raise KernelError("a block stands where a condition needs a scalar")
         if isinstance(self.dtype, PointerType):
@@ -106,9 +107,14 @@ class Value:
             report(FindingKind.UNDEFINED_BRANCH, self.undefined, None, None)
         truth = self.data != 0
         count = int(truth.sum())
-        if 0 < count < len(truth):
+        return truth if 0 < count < len(truth) else count > 0
+
+    def __bool__(self) -> bool:
+        """Truth of a scalar in a condition. Raises Divergence where the programs of the batch disagree."""
+        truth = self.truth()
+        if not isinstance(truth, bool):
             raise Divergence(truth)
-        return count > 0
+        return truth
 
     def __index__(self) -> int:
         """A scalar as a Python integer, where the interpreter needs one; all programs must agree."""
@@ -192,7 +198,7 @@ def join_taints(ndim: int, *taints: Tensor | None) -> Tensor | None:
     for taint in taints:
         if taint is not None:
             taint = lift(taint, ndim)
-            joined = taint if joined is None else joined | taint
+            joined = taint if joined is None else either(joined, taint)
     return joined
 
 

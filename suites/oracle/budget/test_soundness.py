@@ -10,7 +10,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.attention.flex_attention import flex_attention
 
 from oracle.attention import solve
-from oracle.budget import budgets, chance, judge
+from oracle.budget import budgets, chance, judge, rows
 from oracle.precision import Precision
 from oracle.problem import Problem
 from oracle.verdict import Verdict
@@ -172,6 +172,20 @@ def test_weights_below_a_sink_that_is_the_first_maximum(monkeypatch: pytest.Monk
     assert bool((error > bound()).all())
 
 
+def test_sums_of_equal_weights_round_alike(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Below a sink that comes first all weights are the same odd number, and each addition errs by the same part."""
+    case = one_dimension(torch.zeros(60_000), torch.ones(60_000), sink=0.3)
+    choice = Choices(tile=4, sink="initial", out_dtype="fp32")
+    error = (run(case, choice).lse.double() - solve(case).lse).abs()
+
+    def bound() -> torch.Tensor:
+        return budgets(case, choice.precision(), input_dtype="fp32").probable.lse
+
+    assert bool((error <= bound()).all())
+    monkeypatch.setattr(chance, "_together", lambda p, alike, a: torch.ones_like(a.count))
+    assert bool((error > bound()).all())
+
+
 def test_keys_that_are_repeated_round_alike(monkeypatch: pytest.MonkeyPatch) -> None:
     """A thousand copies of few keys err as few keys do, which quadrature over all of them would not allow."""
     gen = torch.Generator().manual_seed(0)
@@ -182,7 +196,8 @@ def test_keys_that_are_repeated_round_alike(monkeypatch: pytest.MonkeyPatch) -> 
     choice = Choices(tile=64, qk_product="bf16")
     error = (run(case, choice).lse.double() - solve(case).lse).abs()
     assert bool((error <= budgets(case, choice.precision(), input_dtype="bf16").probable.lse).all())
-    monkeypatch.setattr(chance, "_multiplicity", torch.ones_like)
+    monkeypatch.setattr(chance, "multiplicity", torch.ones_like)
+    monkeypatch.setattr(rows, "equal_elements", lambda k: torch.zeros_like(k, dtype=torch.float32))
     assert bool((error > budgets(case, choice.precision(), input_dtype="bf16").probable.lse).all())
 
 

@@ -62,7 +62,7 @@ def plain(results: Results) -> str:
 def test_the_list_names_what_there_is() -> None:
     known, skipped = kernels(Engine.EMULATOR)
     assert {v.name for v in VARIANTS} <= set(known)
-    named = {name.rsplit(" ", 1)[0] for name in known} | set(skipped)
+    named = {name.split(" ", 1)[0] for name in known} | set(skipped)
     assert {n.target for n in NATIVE} <= named
     assert "no such target" not in skipped.values()
 
@@ -189,6 +189,7 @@ def test_cases_are_of_their_combination() -> None:
         assert all(low <= n <= min(high, kernel.longest) for n in case.context_lens)
         assert case.probe == combination.probe
         assert case.dtype == kernel.pins["dtype"]
+        assert case.kv_dtype == {"same": case.dtype}.get(kernel.pins["kv_dtype"], kernel.pins["kv_dtype"])
         assert case == draw_case(kernel, combination, key_of(index), "cpu")
 
 

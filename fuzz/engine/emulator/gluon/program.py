@@ -11,6 +11,7 @@ from fuzz.engine.emulator.gluon import matrix
 from fuzz.engine.emulator.gluon.execution import begin
 from fuzz.engine.emulator.jit import CompiledKernel, JITFunction
 from fuzz.engine.emulator.rewrite import Runtime
+from fuzz.engine.emulator.rows import AGGREGATE
 from fuzz.engine.emulator.value import Value
 
 
@@ -70,6 +71,7 @@ def aggregate(cls: type) -> type:
                 self.__dict__[name] = Runtime.assigned(self.__dict__[name])
 
     cls.__init__ = init  # type: ignore[misc]
+    setattr(cls, AGGREGATE, tuple(fields))
     return cls
 
 

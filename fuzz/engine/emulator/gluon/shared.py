@@ -19,6 +19,7 @@ from fuzz.engine.emulator.context import active
 from fuzz.engine.emulator.dtypes import DType
 from fuzz.engine.emulator.errors import KernelError
 from fuzz.engine.emulator.gluon.layouts import check_distributed, check_shared
+from fuzz.engine.emulator.masks import every
 from fuzz.engine.emulator.provenance import Source, Sources, plain, sources, traced
 from fuzz.engine.emulator.sanitizer import FindingKind, report
 from fuzz.engine.emulator.value import Value
@@ -27,24 +28,49 @@ _UNWRITTEN, _DEFINED, _UNDEFINED = 0, 1, 2  # state of a byte
 _View = Callable[[Tensor], Tensor]
 
 
-@dataclass
-class _Allocation:
-    """State of the bytes of an allocation, uint8 [P, n], and which of them are undefined by each origin."""
+@dataclass(eq=False)
+class Allocation:
+    """Bytes of an allocation and the state of each, uint8 [P, n], and which of them are undefined by each origin."""
 
+    data: Tensor
     state: Tensor
     sources: Sources = field(default_factory=dict)
+
+    def taken(self, rows: Tensor) -> Allocation:
+        """A copy of what the programs in `rows` have."""
+        found = {origin: Source(*(x[rows] if len(x) > 1 else x for x in s)) for origin, s in self.sources.items()}
+        return Allocation(self.data[rows], self.state[rows], found)
+
+    def put_back(self, rows: Tensor, part: Allocation) -> None:
+        """Take over what the programs in `rows` did to their copy."""
+        self.data[rows], self.state[rows] = part.data, part.state
+        for origin, source in part.sources.items():
+            count, limits = len(self.data), torch.iinfo(torch.int64)
+            known = self.sources.get(origin)
+            if known is None:
+                known = Source(torch.zeros_like(self.state, dtype=torch.bool), *(
+                    torch.full((count,), limit) for limit in (limits.max, limits.min)
+                ))  # fmt: skip
+            whole = Source(*(x.expand(count, *x.shape[1:]).clone() for x in known))
+            for united, own in zip(whole, source, strict=True):
+                united[rows] = own
+            self.sources[origin] = whole
 
 
 class SharedMemory:
     """A descriptor: a view of an allocation as a block of `dtype`, for every program of the batch.
 
-    `bits` [P, *shape] is a view of the allocation's bytes; `view` makes the same view, [P, *shape, itemsize], of
-    what is known of each byte. `state` is that view of their state.
+    `bits` [P, *shape] is a view of the allocation's bytes, made by `cut`; `view` makes the same view,
+    [P, *shape, itemsize], of what is known of each byte. `state` is that view of their state.
     """
 
-    def __init__(self, dtype: DType, layout: Any, bits: Tensor, allocation: _Allocation, view: _View) -> None:
-        self.dtype, self.layout, self.bits, self.view = dtype, layout, bits, view
-        self.allocation, self.state = allocation, view(allocation.state)
+    def __init__(self, dtype: DType, layout: Any, allocation: Allocation, cut: _View, view: _View) -> None:
+        self.dtype, self.layout, self.cut, self.view = dtype, layout, cut, view
+        self.allocation, self.bits, self.state = allocation, cut(allocation.data), view(allocation.state)
+
+    def over(self, allocation: Allocation) -> SharedMemory:
+        """The same view of another allocation of equal size."""
+        return SharedMemory(self.dtype, self.layout, allocation, self.cut, self.view)
 
     @staticmethod
     def allocate(dtype: DType, shape: Sequence[Any], layout: Any, value: Value | None = None) -> SharedMemory:
@@ -58,7 +84,8 @@ class SharedMemory:
         data = torch.zeros(len(context.programs), count, dtype=torch.uint8)
         if data.numel() > context.largest:
             context.grew(data.numel())
-        memory = _typed(dtype, sizes, layout, data, _Allocation(torch.zeros_like(data)), lambda known: known)
+        allocation = Allocation(data, torch.zeros_like(data))
+        memory = _typed(dtype, sizes, layout, allocation, lambda data: data, lambda known: known)
         if value is not None:
             memory.store(value)
         return memory
@@ -87,7 +114,7 @@ class SharedMemory:
         """The block. Elements that nothing was stored to are reported and undefined."""
         check_distributed(layout, self.shape)
         undefined = None
-        if not bool((self.state == _DEFINED).all()):
+        if not every(self.state == _DEFINED):
             missing = report(FindingKind.SHARED_READ_BEFORE_STORE, (self.state == _UNWRITTEN).any(-1), None, None)
             undefined = missing | self._undefined()
         return Value(from_bits(self.bits.contiguous(), self.dtype), self.dtype, undefined=undefined)
@@ -139,10 +166,13 @@ class SharedMemory:
 
     def _view(self, change: Callable[[Tensor, int], Tensor], layout: Any = None) -> SharedMemory:
         """A view: `change` applied to bits and state, told how many axes follow the block's."""
-        view = self.view
-        bits = change(self.bits, 0)
+        cut, view = self.cut, self.view
         return SharedMemory(
-            self.dtype, layout or self.layout, bits, self.allocation, lambda known: change(view(known), 1)
+            self.dtype,
+            layout or self.layout,
+            self.allocation,
+            lambda data: change(cut(data), 0),
+            lambda known: change(view(known), 1),
         )
 
     def index(self, index: Any, **_: Any) -> SharedMemory:
@@ -184,14 +214,17 @@ class SharedMemory:
         check_shared(layout, sizes)
         self._require_whole("reinterpret")
         count = math.prod(sizes) * dtype.itemsize
-        programs = self.bits.shape[0]
-        data = self.bits.view(programs, -1).view(torch.uint8)
-        if count > data.shape[1]:
-            raise KernelError(f"shared memory of {data.shape[1]} bytes cannot be seen as {list(sizes)} of {dtype}")
-        view = self.view
-        start = data[:, :count]
+        size = self.numel * self.dtype.itemsize
+        if count > size:
+            raise KernelError(f"shared memory of {size} bytes cannot be seen as {list(sizes)} of {dtype}")
+        cut, view = self.cut, self.view
         return _typed(
-            dtype, sizes, layout, start, self.allocation, lambda known: view(known).view(programs, -1)[:, :count]
+            dtype,
+            sizes,
+            layout,
+            self.allocation,
+            lambda data: cut(data).view(len(data), -1).view(torch.uint8)[:, :count],
+            lambda known: view(known).view(len(known), -1)[:, :count],
         )
 
     def _require_whole(self, what: str) -> None:
@@ -203,13 +236,15 @@ class SharedMemory:
 
 
 def _typed(
-    dtype: DType, shape: tuple[int, ...], layout: Any, data: Tensor, allocation: _Allocation, view: _View
+    dtype: DType, shape: tuple[int, ...], layout: Any, allocation: Allocation, cut: _View, view: _View
 ) -> SharedMemory:
-    """Bytes [P, n] of an allocation as a descriptor; `view` makes the same [P, n] of what is known of each."""
-    programs = data.shape[0]
-    bits = data.view(RAW[dtype.itemsize]).view(programs, *shape)
+    """Bytes [P, n], as `cut` and `view` find them in the allocation and in what is known of it, as a descriptor."""
     return SharedMemory(
-        dtype, layout, bits, allocation, lambda known: view(known).view(programs, *shape, dtype.itemsize)
+        dtype,
+        layout,
+        allocation,
+        lambda data: cut(data).view(RAW[dtype.itemsize]).view(len(data), *shape),
+        lambda known: view(known).view(len(known), *shape, dtype.itemsize),
     )
 
 
@@ -222,13 +257,27 @@ class _Copy:
 
 @dataclass
 class Copies:
-    """Asynchronous copies of a batch: committed groups in order, and those of no group yet."""
+    """Asynchronous copies of a batch: committed groups in order, and those of no group yet.
+
+    `untouchable`: called before each use, and raises. Given where copies of more programs than now run are pending.
+    """
 
     groups: list[list[_Copy]] = field(default_factory=list)
     open: list[_Copy] = field(default_factory=list)
+    untouchable: Callable[[], None] | None = None
+
+    @property
+    def pending(self) -> bool:
+        """Whether a copy, or a group of none, is not waited for yet."""
+        return bool(self.groups or self.open)
+
+    def _use(self) -> None:
+        if self.untouchable is not None:
+            self.untouchable()
 
     def issue(self, target: SharedMemory, value: Value, lanes: Tensor | None) -> None:
         """Start a copy into `lanes` of the target (None: all), which hold nothing readable until it lands."""
+        self._use()
         if value.shape != target.shape:
             raise KernelError(f"a copy of {list(value.shape)} does not fit shared memory {list(target.shape)}")
         if value.dtype is not target.dtype:
@@ -241,11 +290,13 @@ class Copies:
 
     def commit(self) -> None:
         """Close the group of the copies issued since the last call."""
+        self._use()
         self.groups.append(self.open)
         self.open = []
 
     def wait(self, outstanding: int) -> None:
         """Land all but the newest `outstanding` groups. Copies of no group are waited for as well."""
+        self._use()
         landed = max(0, len(self.groups) - outstanding)
         for group in self.groups[:landed]:
             self._land(group)

@@ -23,7 +23,10 @@ def package() -> Path:
     given = os.environ.get("ATTN_ORACLE_AITER")
     if given is not None:
         folder = Path(given)
-        return folder / "aiter" if (folder / "aiter").is_dir() else folder
+        found = folder / "aiter" if (folder / "aiter").is_dir() else folder
+        if not (found / "ops/triton/unified_attention.py").is_file():
+            pytest.skip(f"ATTN_ORACLE_AITER={given} has no ops/triton/unified_attention.py")
+        return found
     spec = importlib.util.find_spec("aiter")
     if spec is None or not spec.submodule_search_locations:
         pytest.skip("aiter is not installed, and ATTN_ORACLE_AITER names no source tree")

@@ -129,3 +129,51 @@ def rows_summarised(x, out):
     greatest = gl.where(greatest == max(block, 1), greatest, 0.0)
     gl.store(out + (program * 16 + rows) * 2, greatest)
     gl.store(out + (program * 16 + rows) * 2 + 1, total)
+
+
+@gluon.aggregate
+class Shifted:
+    by: gl.tensor
+
+    @gluon.constexpr_function
+    def __init__(self, by):
+        self.by = by
+
+
+@gluon.jit
+def shared_in_regions(x, kinds, counts, out, UNUSED: gl.constexpr):
+    """Shared memory and a class of the kernel, in branches and loops that not all programs take."""
+    pid = gl.program_id(0)
+    line = gl.BlockedLayout([1], [64], [4], [0])
+    lanes = gl.arange(0, 64, layout=line)
+    kind, count = gl.load(kinds + pid), gl.load(counts + pid)
+    memory = gl.allocate_shared_memory(gl.float32, [64], gl.SwizzledSharedLayout(1, 1, 1, [0]))
+    memory.store(gl.load(x + lanes))
+    shifted = Shifted(pid + 1)
+    for step in range(count):
+        row = memory.load(line)
+        if kind > step:
+            memory.store(row * 2 + shifted.by)
+        else:
+            memory.slice(0, 32).store(gl.load(x + 64 + gl.arange(0, 32, layout=line)))
+        if kind == 3:
+            shifted = Shifted(shifted.by + step)
+    gl.store(out + pid * 64 + lanes, memory.load(line) + shifted.by)
+
+
+@gluon.jit
+def copies_around_regions(x, kinds, out, INSIDE: gl.constexpr):
+    """A copy is under way while programs part ways; with INSIDE some of them wait for it there."""
+    pid = gl.program_id(0)
+    line = gl.BlockedLayout([1], [64], [4], [0])
+    lanes = gl.arange(0, 64, layout=line)
+    memory = gl.allocate_shared_memory(gl.float32, [64], gl.SwizzledSharedLayout(1, 1, 1, [0]))
+    gl.amd.cdna4.async_copy.global_load_to_shared(memory, x + pid * 64 + lanes)
+    gl.amd.cdna4.async_copy.commit_group()
+    factor = 1
+    if gl.load(kinds + pid) > 0:
+        factor = 2
+        if INSIDE:
+            gl.amd.cdna4.async_copy.wait_group(0)
+    gl.amd.cdna4.async_copy.wait_group(0)
+    gl.store(out + pid * 64 + lanes, memory.load(line) * factor)

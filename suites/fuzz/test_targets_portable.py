@@ -1,0 +1,114 @@
+"""Our own Triton kernels as targets: right on planned cases, and seen to be wrong where they are made so."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import islice
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from fuzz import engine as engines
+from fuzz import registry
+from fuzz.case import Case
+from fuzz.check.result import CaseResult, Check
+from fuzz.check.run import check_case
+from fuzz.plan import Plan
+from fuzz.space import Space
+from oracle.convention import Granularity
+from oracle.declare import Declaration
+from oracle.kinds import Engine
+from oracle.verdict import Verdict
+from suites.targets import aiter_prefill
+from suites.targets.portable import targets
+from suites.targets.portable.attention import Keys, attention
+
+TARGETS = {d.name: d for module in (targets, aiter_prefill) for d in registry.declared_in(module)}
+TARGETS = {name: d for name, d in TARGETS.items() if name.startswith("portable.")}
+
+
+def checked(declaration: Declaration, case: Case) -> CaseResult:
+    engines.start(Engine.EMULATOR)
+    return check_case(declaration, case, Engine.EMULATOR, lambda _: None)
+
+
+def planned(declaration: Declaration, count: int, seed: int = 0) -> list[Case]:
+    return list(islice(Plan(Space(declaration), seed), count))
+
+
+@pytest.mark.parametrize("name", TARGETS)
+def test_planned_cases_pass(name: str) -> None:
+    for case in planned(TARGETS[name], 12):
+        result = checked(TARGETS[name], case)
+        assert result.verdict is Verdict.PASS, (case, result.failures)
+        assert result.vacuous_elements == 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", TARGETS)
+def test_hundreds_of_planned_cases_pass(name: str) -> None:
+    for case in planned(TARGETS[name], 300, seed=1):
+        result = checked(TARGETS[name], case)
+        assert result.verdict is Verdict.PASS, (case, result.failures)
+
+
+@pytest.mark.parametrize(
+    ("option", "wrong"),
+    [
+        ("scale", lambda scale: (scale or 0.1) * 1.01),
+        ("window", lambda window: (window[0] + 1, window[1]) if isinstance(window, tuple) else window + 1),
+        ("sinks", lambda sinks: None),
+        ("soft_cap", lambda cap: None),
+        ("k_descale", lambda factors: factors * 1.02),
+        ("v_descale", lambda factors: factors.flip(0)),
+    ],
+)
+@pytest.mark.parametrize("name", TARGETS)
+def test_a_wrong_option_is_a_wrong_value(name: str, option: str, wrong: Any) -> None:
+    right = TARGETS[name].function
+
+    def faulty(*tensors: Tensor, **options: Any) -> Any:
+        return right(*tensors, **{**options, option: wrong(options[option])})
+
+    asked = {
+        "scale": lambda case: True,
+        "window": lambda case: case.window is not None and max(case.context_lens, default=0) > case.window + 4,
+        "sinks": lambda case: case.sinks in ("normal", "dominant"),
+        "soft_cap": lambda case: case.soft_cap is not None,
+        "k_descale": lambda case: case.k_descale != "none",
+        "v_descale": lambda case: case.v_descale == "head" and case.num_kv_heads > 1,
+    }[option]
+    descales = TARGETS[name].convention.descales
+    if option.endswith("descale") and descales.k is Granularity.NONE:
+        pytest.skip("it takes no descales")
+    cases = [c for c in planned(TARGETS[name], 200) if asked(c) and 0 < sum(c.query_lens) < 200 and c.probe == "normal"]
+    assert cases
+    seen = [checked(replace(TARGETS[name], function=faulty), case) for case in cases[:3]]
+    assert any(Check.VALUES in {f.check for f in result.failures} for result in seen)
+
+
+def test_keys_in_two_parts_are_the_keys_in_one() -> None:
+    engines.start(Engine.EMULATOR)
+    generator = torch.Generator().manual_seed(0)
+    q, k, v = (torch.randn(count, 2, 64, generator=generator) for count in (3, 50, 50))
+    q_indptr, contexts = torch.tensor([0, 3]), torch.tensor([50])
+    slots = torch.arange(50)
+    whole = [Keys(k=k, v=v, index=slots, counts=contexts)]
+    parts = [
+        Keys(k=k, v=v, index=slots, counts=torch.tensor([33])),
+        Keys(
+            k=k,
+            v=v,
+            index=slots,
+            counts=torch.tensor([17]),
+            starts=torch.tensor([33]),
+            firsts=torch.tensor([33]),
+        ),
+    ]
+    once, twice = (attention(q, q_indptr, contexts, keys, scale=0.2) for keys in (whole, parts))
+    for a, b in zip(once, twice, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-5)
+    other = attention(q, q_indptr, contexts, parts[:1], scale=0.2)
+    assert not torch.allclose(other[0], once[0], rtol=1e-3)

@@ -1,0 +1,166 @@
+"""The same cases over several versions of sglang, each unpacked wheel in a process of its own.
+
+Only single files of sglang are executed, so that a wheel built for another Python serves as well: it is unpacked, not
+installed. The result is a table of findings by version: where each was seen first, and where it was seen no more.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import zipfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from packaging.version import InvalidVersion, Version
+from rich.console import Console
+from rich.table import Table
+
+from fuzz.errors import Exit, Stop
+
+SCHEMA = 1
+NEW = "new"
+GLIBC = ("2_17", "2_28", "2_34", "2_35")
+"""Of the wheels that may be asked for; nothing compiled in them is loaded."""
+
+PYTHON = "3.12"
+
+
+def parse_versions(text: str) -> list[str]:
+    """The versions of ``--sglang A,B``, oldest first. Raises ``Stop`` (usage)."""
+    try:
+        return [str(v) for v in sorted({Version(part.strip()) for part in text.split(",")})]
+    except InvalidVersion as error:
+        raise Stop(Exit.USAGE, f"--sglang: {error}; allowed: versions, as in 0.5.15,0.5.23") from None
+
+
+def unpacked(version: str, cache: Path) -> Path:
+    """The folder that holds sglang's ``version``, downloaded once. Raises ``Stop`` where it cannot be had."""
+    folder = cache / f"sglang-{version}"
+    if folder.is_dir():
+        return folder
+    cache.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=cache) as made:
+        platforms = [f"--platform=manylinux_{glibc}_{platform.machine()}" for glibc in GLIBC]
+        options = ["--no-deps", "--only-binary=:all:", f"--python-version={PYTHON}", *platforms, "--dest", made]
+        command = [sys.executable, "-m", "pip", "download", "--quiet", *options, f"sglang=={version}"]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        wheel = next(Path(made).glob("*.whl"), None)
+        if done.returncode or wheel is None:
+            last = (done.stderr.strip().splitlines() or ["pip gave no wheel"])[-1]
+            raise Stop(Exit.USAGE, f"--sglang: sglang=={version} cannot be downloaded: {last}")
+        with zipfile.ZipFile(wheel) as archive:
+            archive.extractall(Path(made) / "files")
+        shutil.move(Path(made) / "files", folder)
+    return folder
+
+
+@dataclass(frozen=True)
+class Run:
+    """What the differential tests said with one version: their exit code and their JSON."""
+
+    version: str
+    code: int
+    report: dict[str, Any]
+
+    def findings(self) -> set[tuple[str, str, str]]:
+        """Target, check, and the ledger's entry or ``new``."""
+        return {
+            (target, finding["check"], finding["known"] or NEW)
+            for target, summary in self.report["targets"].items()
+            for finding in summary["findings"]
+        }
+
+    def ran(self, target: str) -> bool:
+        """Whether any case of the target ran."""
+        summary = self.report["targets"].get(target)
+        return summary is not None and bool(summary["cases"])
+
+
+def run(version: str, folder: Path, arguments: Sequence[str], out: Path) -> Run:
+    """The differential tests in a process that finds sglang in ``folder``. Raises ``Stop`` where they break off."""
+    path = os.pathsep.join(filter(None, (os.environ.get("PYTHONPATH"), str(folder.resolve()))))
+    command = [sys.executable, "-m", "suites.gpu_diff", *arguments, "--json", "--out", str(out / f"sglang-{version}")]
+    done = subprocess.run(command, env={**os.environ, "PYTHONPATH": path}, stdout=subprocess.PIPE, check=False)
+    try:
+        report = json.loads(done.stdout)
+    except ValueError:
+        raise Stop(Exit.HARNESS, f"sglang {version}: the tests ended with {done.returncode} and no report") from None
+    used = report["versions"]["sglang"]
+    if used != version:
+        raise Stop(Exit.HARNESS, f"sglang {version}: the tests ran with {used}, which comes first on the path")
+    return Run(version, done.returncode, report)
+
+
+def rows(runs: Sequence[Run]) -> list[dict[str, Any]]:
+    """One row a finding: by version, whether it was seen (None: its target did not run), first seen, fixed in."""
+    table = []
+    for finding in sorted(set().union(*(run.findings() for run in runs))):
+        target, check, entry = finding
+        seen = {run.version: finding in run.findings() if run.ran(target) else None for run in runs}
+        shown = [version for version, there in seen.items() if there]
+        later = [version for version, there in seen.items() if there is False and Version(version) > Version(shown[-1])]
+        row = {"target": target, "check": check, "known": None if entry == NEW else entry, "seen": seen}
+        table.append(row | {"first_seen": shown[0], "fixed_in": next(iter(later), None)})
+    return table
+
+
+def render(table: Sequence[dict[str, Any]], versions: Sequence[str]) -> Table:
+    """The table for a terminal."""
+    shown = Table(title="findings by version of sglang")
+    for name in ("target", "check", "entry", *versions, "first seen", "fixed in"):
+        shown.add_column(name, overflow="fold")
+    words = {True: "seen", False: "-", None: "did not run"}
+    for row in table:
+        cells = [words[row["seen"][version]] for version in versions]
+        found = (row["target"], row["check"], row["known"] or NEW)
+        shown.add_row(*found, *cells, row["first_seen"], row["fixed_in"] or "")
+    return shown
+
+
+def without_sweep(arguments: Sequence[str]) -> list[str]:
+    """The command's own arguments less those of the sweep, which runs it: ``--sglang``, ``--out``, ``--json``."""
+    kept, skip = [], False
+    for argument in arguments:
+        if skip:
+            skip = False
+        elif argument in ("--sglang", "--out"):
+            skip = True
+        elif argument != "--json" and not re.match(r"--(sglang|out)=", argument):
+            kept.append(argument)
+    return kept
+
+
+def worst(codes: Sequence[int]) -> int:
+    """The exit code of the whole, by the precedence of exit codes; the harness's for one that there is not."""
+    order = (Exit.HARNESS, Exit.USAGE, Exit.FINDINGS, Exit.NOTHING, Exit.CLEAN)
+    if any(code not in set(order) for code in codes):
+        return int(Exit.HARNESS)
+    return next(int(code) for code in order if code in codes)
+
+
+def sweep(text: str, arguments: Sequence[str], out: Path, as_json: bool) -> None:
+    """Run the differential tests with ``arguments`` over the versions that ``text`` lists, and print the table.
+
+    Wheels are kept under ``out``. Raises ``Stop`` with the exit code of the whole.
+    """
+    versions, console = parse_versions(text), Console(stderr=True)
+    folders = {version: unpacked(version, out / "wheels") for version in versions}
+    runs = []
+    for version, folder in folders.items():
+        console.print(f"sglang {version}")
+        runs.append(run(version, folder, without_sweep(arguments), out))
+    table = rows(runs)
+    if as_json:
+        print(json.dumps({"schema": SCHEMA, "versions": versions, "findings": table}, indent=2))
+    else:
+        Console().print(render(table, versions))
+    raise Stop(Exit(worst([done.code for done in runs])))

@@ -1,0 +1,51 @@
+"""The sweep over versions: what it asks pip for is not tested here, what it makes of the reports is."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from fuzz.errors import Exit, Stop
+from suites.gpu_diff.sweep import Run, parse_versions, rows, without_sweep, worst
+
+
+def report(cases: int, *findings: tuple[str, str | None]) -> dict[str, Any]:
+    listed = [{"check": check, "known": known} for check, known in findings]
+    return {"targets": {"a.b": {"cases": cases, "findings": listed}}}
+
+
+def test_a_finding_that_ends_was_fixed_in_the_next_version_that_ran() -> None:
+    runs = [
+        Run("0.5.15", 1, report(3, ("values", "x"), ("crash", None))),
+        Run("0.5.17", 125, report(0)),
+        Run("0.5.23", 1, report(3, ("crash", None))),
+    ]
+    crash, values = rows(runs)
+    assert values["seen"] == {"0.5.15": True, "0.5.17": None, "0.5.23": False}
+    assert (values["known"], values["first_seen"], values["fixed_in"]) == ("x", "0.5.15", "0.5.23")
+    assert (crash["known"], crash["first_seen"], crash["fixed_in"]) == (None, "0.5.15", None)
+
+
+def test_a_finding_that_begins_later_is_not_fixed_by_the_versions_before() -> None:
+    (row,) = rows([Run("0.5.15", 0, report(3)), Run("0.5.23", 1, report(3, ("values", "x")))])
+    assert (row["first_seen"], row["fixed_in"]) == ("0.5.23", None)
+
+
+def test_versions_are_in_order_and_bad_ones_one_line() -> None:
+    assert parse_versions("0.5.23, 0.5.9,0.5.23") == ["0.5.9", "0.5.23"]
+    with pytest.raises(Stop, match=r"--sglang: .*allowed: versions"):
+        parse_versions("new")
+
+
+def test_the_inner_command_gets_the_other_arguments() -> None:
+    arguments = ["sglang.*", "--sglang", "1,2", "--out=x", "--cases", "3", "--json", "--out", "y"]
+    assert without_sweep(arguments) == ["sglang.*", "--cases", "3"]
+    assert without_sweep(["--sglang=1"]) == []
+
+
+def test_exit_codes_take_precedence_as_documented() -> None:
+    assert worst([0, 1, 125]) == Exit.FINDINGS
+    assert worst([0, 125]) == Exit.NOTHING
+    assert worst([1, 2]) == Exit.USAGE
+    assert worst([0, -9]) == Exit.HARNESS

@@ -1,0 +1,210 @@
+"""One step of a layer through sglang's backend for aiter over a SHUFFLE 5D pool, as targets.
+
+The step is sglang's from the request table on: the lists of slots and pages, the write to the pool, the choice of path,
+and what aiter's functions are asked for. Truth is what the model asks for, whatever is passed on the way.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from oracle import Convention, Precision, Supports, declare
+from oracle.convention import DefaultScale, Descales, Fp8Flavour, Granularity, SinkUnits, Window, WindowMeaning
+from oracle.kinds import Engine, IndexForm, KVLayout
+from suites.targets import aiter_pa_decode, aiter_prefill
+from suites.targets.portable.aiter import MOST_SPLITS
+from suites.targets.portable.targets import PRECISION as PORTABLE
+from suites.targets.portable.targets import kernels as kernels  # the compile gate looks for it here
+from suites.targets.sglang_backend import fakes, loading
+from suites.targets.sglang_backend.loading import cache_kernels as cache_kernels
+from suites.targets.sglang_backend.loading import index_kernels as index_kernels
+
+CONVENTION = Convention(
+    source="sglang's model code: a layer's scaling, logit_cap, sinks, scales; sliding_window_size is W - 1, -1 is off",
+    kv_layout=KVLayout.SHUFFLE_5D,
+    index_form=IndexForm.SLOT_LIST,
+    index_dtypes=("int64",),
+    window=Window(meaning=WindowMeaning.LEFT, off=(-1,)),
+    sink=SinkUnits.NATURAL,
+    soft_cap=True,
+    default_scale=DefaultScale.REQUIRED,
+    fp8_flavour=Fp8Flavour.FN,
+)
+QUANTISED = replace(CONVENTION, descales=Descales(k=Granularity.TENSOR, v=Granularity.TENSOR))
+PRECISION: Precision = replace(
+    PORTABLE,
+    source=f"{PORTABLE.source}, in the place of aiter's kernels",
+    max_splits=MOST_SPLITS,
+)
+EXTEND = Supports(
+    dtypes=("bf16", "fp16"),
+    head_dims=(64, 128),
+    page_sizes=(64, 16),
+    num_kv_heads=(1, 2),
+    group_sizes=(4, 1),
+    features=frozenset({"window", "sinks", "soft_cap", "custom_scale", "chunked", "slot_map", "strided"}),
+)
+DECODE = replace(EXTEND, max_query_len=1)
+OWN = ("sglang init_forward_metadata", "sglang set_kv_buffer", "sglang launch_reshape_and_cache_shuffle_5d")
+RUNS_EXTEND = (
+    *OWN,
+    "sglang forward_extend_vectorized_5d",
+    "sglang launch_gather_shuffle_5d_to_linear",
+    "portable mha_batch_prefill_func",
+)
+RUNS_DECODE = (*OWN, "sglang forward_decode_vectorized_5d", "portable pa_decode_gluon")
+# aiter's prefill of fp8 returns bf16 whatever the model computes in.
+FP8: dict[str, Any] = {"dtypes": ("bf16",), "kv_dtypes": ("e4m3fn",)}
+
+
+def _step(
+    modules: loading.Modules,
+    decodes: bool,
+    unified: bool,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    q_indptr: Tensor,
+    lengths: Tensor,
+    slots: Tensor,
+    slot_map: Tensor | None,
+    *,
+    scale: float,
+    window: int,
+    sinks: Tensor | None,
+    soft_cap: float | None,
+    k_descale: Tensor | None,
+    v_descale: Tensor | None,
+) -> Tensor:
+    layer = fakes.Layer(
+        tp_q_head_num=q.shape[1],
+        tp_k_head_num=k.shape[1],
+        head_dim=q.shape[2],
+        v_head_dim=v.shape[2],
+        scaling=scale,
+        logit_cap=soft_cap or 0.0,
+        sliding_window_size=window,
+        k_scale=k_descale,
+        v_scale=v_descale,
+    )
+    queries = q_indptr[1:] - q_indptr[:-1]
+    position = torch.arange(int(lengths.max()), device=q.device)
+    listed = position < lengths[:, None]
+    req_to_token = torch.zeros(listed.shape, dtype=torch.int32, device=q.device)
+    req_to_token[listed] = slots.to(torch.int32)
+    new = listed & (position >= (lengths - queries)[:, None])
+    batch = fakes.Batch(
+        forward_mode=fakes.Mode(decodes),
+        seq_lens=lengths,
+        extend_seq_lens=queries,
+        out_cache_loc=req_to_token[new].long(),
+    )
+    backend = fakes.backend_of(modules, k_cache, v_cache, req_to_token, slot_map, layer, q.dtype, unified=unified)
+    with modules.importing():
+        backend.init_forward_metadata(batch)
+        forward = backend.forward_decode if decodes else backend.forward_extend
+        out: Tensor = forward(q, k, v, layer, batch, True, sinks=sinks)
+    return out.view(q.shape[0], q.shape[1], v.shape[2])
+
+
+@declare.backend(
+    name="sglang.backend.extend_5d",
+    convention=CONVENTION,
+    precision=PRECISION,
+    # Alone, a fresh prompt takes another path than in a batch with a prefix: to the same bits, over our kernels.
+    supports=replace(EXTEND, batch_invariant=True),
+    unavailable=loading.missing,
+    runs=RUNS_EXTEND,
+)
+def extend(*tensors: Tensor, **options: Any) -> Tensor:
+    """New tokens of each request: a fresh prompt, or a chunk after a prefix in the pool."""
+    return _step(loading.portable(), False, True, *tensors, **options)
+
+
+@declare.backend(
+    name="sglang.backend.decode_5d",
+    convention=CONVENTION,
+    precision=PRECISION,
+    supports=DECODE,
+    unavailable=loading.missing,
+    runs=RUNS_DECODE,
+    agrees_with=extend,
+)
+def decode(*tensors: Tensor, **options: Any) -> Tensor:
+    """One new token of each request."""
+    return _step(loading.portable(), True, True, *tensors, **options)
+
+
+@declare.backend(
+    name="sglang.backend.decode_5d.plain",
+    convention=CONVENTION,
+    precision=PRECISION,
+    supports=replace(DECODE, features=DECODE.features - {"slot_map"}),
+    unavailable=loading.missing,
+    runs=RUNS_DECODE,
+)
+def decode_plain(*tensors: Tensor, **options: Any) -> Tensor:
+    """The same for a model without layers with a sub-pool, and without SGLANG_USE_AITER_UNIFIED_ATTN."""
+    return _step(loading.portable(), True, False, *tensors, **options)
+
+
+@declare.backend(
+    name="sglang.backend.decode_5d.aiter",
+    convention=CONVENTION,
+    precision=replace(aiter_pa_decode.PERSISTENT, max_splits=MOST_SPLITS),
+    supports=replace(DECODE, requires_finite_pool=aiter_pa_decode.SUPPORTS.requires_finite_pool),
+    engines=(Engine.EMULATOR, Engine.HIP),
+    unavailable=loading.missing_aiter,
+    runs=(*OWN, "sglang forward_decode_vectorized_5d", "aiter pa_decode_gluon"),
+    agrees_with=extend,
+)
+def decode_over_aiter(*tensors: Tensor, **options: Any) -> Tensor:
+    """One new token of each request, through aiter's own decode."""
+    return _step(loading.over_aiter(), True, True, *tensors, **options)
+
+
+@declare.backend(
+    name="sglang.backend.extend_5d.aiter",
+    convention=CONVENTION,
+    precision=aiter_prefill.PRECISION,
+    supports=replace(EXTEND, requires_finite_pool=aiter_prefill.SUPPORTS.requires_finite_pool),
+    engines=(Engine.HIP,),
+    unavailable=aiter_prefill.missing,
+    runs=(*RUNS_EXTEND[:-1], "aiter mha_batch_prefill_func"),
+)
+def extend_over_aiter(*tensors: Tensor, **options: Any) -> Tensor:
+    """New tokens of each request, through aiter's own prefill."""
+    return _step(loading.installed_aiter(), False, True, *tensors, **options)
+
+
+@declare.backend(
+    name="sglang.backend.extend_5d.fp8",
+    convention=QUANTISED,
+    precision=PRECISION,
+    supports=replace(EXTEND, **FP8),
+    unavailable=loading.missing,
+    runs=RUNS_EXTEND,
+)
+def extend_fp8(*tensors: Tensor, **options: Any) -> Tensor:
+    """The same over a pool of fp8, with the layer's scales or the backend's."""
+    return extend(*tensors, **options)
+
+
+@declare.backend(
+    name="sglang.backend.decode_5d.fp8",
+    convention=QUANTISED,
+    precision=PRECISION,
+    supports=replace(DECODE, **FP8),
+    unavailable=loading.missing,
+    runs=RUNS_DECODE,
+    agrees_with=extend_fp8,
+)
+def decode_fp8(*tensors: Tensor, **options: Any) -> Tensor:
+    """The same over a pool of fp8, with the layer's scales or the backend's."""
+    return decode(*tensors, **options)
