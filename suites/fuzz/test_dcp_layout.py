@@ -26,7 +26,7 @@ from suites.targets import ranks, sglang_dcp, sglang_dcp_modules, sglang_wheel
 MISSING = sglang_dcp_modules.missing(Engine.EMULATOR)
 pytestmark = pytest.mark.skipif(MISSING is not None, reason=str(MISSING))
 
-LATER = sglang_wheel.has(sglang_dcp_modules.KERNELS[1:])
+LATER = sglang_dcp_modules.later()
 """Later than 0.5.16: indices stay widened until they are read, and blocks of several positions go round."""
 later = pytest.mark.skipif(not LATER, reason="this version of sglang has no such function")
 

@@ -5,6 +5,7 @@ MODULES = (
     "suites.targets.sglang_dcp",
     "suites.targets.sglang_dcp_comm",
     "suites.targets.sglang_dcp_decode",
+    "suites.targets.sglang_dcp_extend",
     "suites.targets.sglang_merge_state",
     "suites.targets.sglang_attention",
     "suites.targets.torch_native",

@@ -78,7 +78,7 @@ REDUCED_LATER = {
     )
     for dtype in MERGES.dtypes
 }
-ALL_REDUCED = REDUCED_LATER if sglang_wheel.has(sglang_dcp_modules.KERNELS[1:]) else REDUCED
+ALL_REDUCED = REDUCED_LATER if sglang_dcp_modules.later() else REDUCED
 """Versions up to 0.5.16 weight out of place, in float32."""
 
 

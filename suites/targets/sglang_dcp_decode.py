@@ -72,14 +72,18 @@ def _step(
     lengths = kv_indptr.diff()
     if not len(lengths):
         return torch.empty(0, q.shape[1], v_cache.shape[2], dtype=q.dtype, device=q.device)
-    table = torch.zeros(len(lengths), max(1, int(lengths.max())), dtype=torch.int32, device=q.device)
-    for row, own in enumerate(slots.split(lengths.tolist())):
-        # Widened: the owner's row times the number of ranks, and the owner.
-        position = torch.arange(len(own), device=q.device)
-        table[row, : len(own)] = own * count + position % count
+    table = widened_table(lengths, slots, count)
     work = [partial(_rank, rank, count, q, (k_cache, v_cache), lengths, table, options) for rank in range(count)]
     shares = run(work)
     return torch.cat([share.view(len(q), q.shape[1] // count, -1) for share in shares], 1)
+
+
+def widened_table(lengths: Tensor, slots: Tensor, count: int) -> Tensor:
+    """int32 [R, longest]: the widened slot of each position, its row times the number of ranks plus its owner."""
+    table = torch.zeros(len(lengths), max(1, int(lengths.max())), dtype=torch.int32, device=slots.device)
+    for row, own in enumerate(slots.split(lengths.tolist())):
+        table[row, : len(own)] = own * count + torch.arange(len(own), device=slots.device) % count
+    return table
 
 
 def _rank(

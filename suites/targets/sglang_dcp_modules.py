@@ -118,6 +118,11 @@ def planner() -> ModuleType:
     return sglang_wheel.load(PLANNER, given() | own | dict.fromkeys(names, vars(kernels())))
 
 
+def later() -> bool:
+    """Whether the installed sglang is later than 0.5.16."""
+    return sglang_wheel.has(KERNELS[1:])
+
+
 def missing(engine: Engine, function: str | None = None) -> str | None:
     """Why the modules, or a function of ``comm``, cannot be had here, in one line, or None."""
     for files in (KERNELS, COMM, LAYOUT):
