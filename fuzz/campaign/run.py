@@ -13,6 +13,7 @@ from fuzz.campaign.pool import Pool
 from fuzz.campaign.reply import Reply, Status
 from fuzz.campaign.worker import Job, Limits, Worker, fair_memory_bytes
 from fuzz.case import Case
+from fuzz.check.diagnosis import class_of
 from fuzz.check.result import CaseResult, Check, CheckResult
 from fuzz.ledger import Defect, Versions
 from fuzz.options import CASE_TIMEOUT_S
@@ -93,7 +94,7 @@ class Settings:
     def explains(self, outcome: Outcome) -> bool:
         """Whether the ledger knows every failure of an outcome."""
         return all(
-            any(d.matches(outcome.target, f.check, None, outcome.case) for d in self.defects)
+            any(d.matches(outcome.target, f.check, outcome.diagnosis(f.check), outcome.case) for d in self.defects)
             for f in outcome.result.failures
         )
 
@@ -145,6 +146,10 @@ class Outcome:
     seconds: Mapping[str, float]
     harness: HarnessError | None = None
     fresh: bool = True
+
+    def diagnosis(self, check: Check) -> str | None:
+        """The class of a failed check's diagnosis, None where nothing was diagnosed."""
+        return class_of(self.result.checks, check)
 
 
 def outcome_of(target: str, case: Case, reply: Reply) -> Outcome:

@@ -174,6 +174,9 @@ class _Search:
         improved = failing | (own.out_square - fit.out_square > _IMPROVED)
         if hypothesis.fitted * _ELEMENTS > int(improved.sum()) * dims:
             return None
+        # A whole value that was fitted can be so large that its own budget allows anything: noise has to be left.
+        if hypothesis.fitted >= dims and float(fit.out_square[improved].mean()) > dims:
+            return None
         (out, lse), (own_out, own_lse) = fit.misfit(dims), own.misfit(dims)
         price = hypothesis.fitted * math.log(max(2, fit.out_square.numel() * dims))
         gain = own_out - out + (0.0 if hypothesis.lse_fitted else own_lse - lse) - price
@@ -216,7 +219,8 @@ class _Search:
             everywhere = everywhere and bool(fit.passes.all())
             if not everywhere and bool(fit.undefined[failing].any()):
                 return None
-            ratio = max(ratio, float(fit.ratio[fit.passes].max()))
+            # A chunk may have no row that passes: those that failed for another reason are not explained here.
+            ratio = max([ratio, *fit.ratio[fit.passes].tolist()])
         where = "" if everywhere else self._where()
         detail = f"{hypothesis.detail}, {where}" if where.startswith("only") else hypothesis.detail
         return Diagnosis(hypothesis.kind, detail, hypothesis.parameters, ratio, candidate.misfit)

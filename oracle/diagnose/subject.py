@@ -171,6 +171,7 @@ class Compared:
         actual: Tensor, expected: Tensor, bound: Tensor, fmt: Format, rounding: Rounding, confidence: float
     ) -> Compared:
         """confidence: standard deviations in a bound."""
+        bound = bound.nan_to_num(nan=math.inf, posinf=math.inf)  # a bound that is not a number promises nothing
         anything = expected.isnan() & (bound == 0)
         accepted = passes(actual, expected.masked_fill(anything, 0.0), bound, rounding) | anything
         seen = widen(actual)

@@ -92,7 +92,8 @@ def check_ledger(pool: Pool, prepared: Prepared, console: Console) -> list[Defec
     for (defect, target), outcome in zip(asked, outcomes, strict=True):
         if outcome.harness is not None:
             raise Stop(Exit.HARNESS, f"ledger entry {defect.id}: {outcome.harness.message}")
-        if not any(defect.matches(target, f.check, None, defect.case) for f in outcome.result.failures):
+        failed = outcome.result.failures
+        if not any(defect.matches(target, f.check, outcome.diagnosis(f.check), defect.case) for f in failed):
             stale[defect.id] = defect
     known = len({defect.id for defect, _ in asked}) - len(stale)
     console.print(f"{known} known defect{'' if known == 1 else 's'} shown again")

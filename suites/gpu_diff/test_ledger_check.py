@@ -37,3 +37,9 @@ def test_an_entry_whose_case_fails_is_shown_again(defect: Defect) -> None:
 def test_an_entry_whose_case_passes_is_stale(defect: Defect) -> None:
     harmless = replace(defect.case, states=type(defect.case.states).FULL)
     assert stale(replace(defect, case=harmless, features={})) == [DEFECT]
+
+
+def test_a_class_of_diagnosis_is_shown_again_too() -> None:
+    window = next(d for d in built_in_ledger() if d.diagnosis == "window")
+    assert stale(window) == []
+    assert stale(replace(window, diagnosis="sink")) == [window.id]
