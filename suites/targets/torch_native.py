@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
+from packaging.version import Version
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
@@ -210,6 +211,12 @@ def _torch_can(engine: Engine) -> str | None:
     return "torch's CUDA kernels need an NVIDIA GPU" if engine is not Engine.CUDA else None
 
 
+def _flex_can(engine: Engine) -> str | None:
+    if Version(torch.__version__) < Version("2.12"):
+        return f"torch {torch.__version__} cannot trace flex_attention over lengths that change from call to call"
+    return _torch_can(engine)
+
+
 @declare.varlen_extend(name="torch.sdpa_math", convention=CONVENTION, precision=MATH, supports=SUPPORTS)
 def sdpa_math(
     q: Tensor,
@@ -302,7 +309,7 @@ def _eager_flex(*operands: Tensor, **options: Any) -> Any:
     precision={"bf16": FLEX, "fp16": FLEX, "fp32": FLEX_FLOAT32},
     supports=SUPPORTS,
     engines=(Engine.CUDA,),
-    unavailable=_torch_can,
+    unavailable=_flex_can,
 )
 def flex(
     q: Tensor,
