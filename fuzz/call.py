@@ -62,7 +62,7 @@ def call(declaration: Declaration, instance: Instance) -> dict[str, Tensor]:
     """
     outputs = _named(declaration.operation, declaration.function(**arguments(declaration, instance)))
     layout = declaration.convention.lse_layout
-    if instance.problem is not None and ("lse" in outputs) != (layout is not LseLayout.NONE):
+    if "out" in outputs and ("lse" in outputs) != (layout is not LseLayout.NONE):
         have = "a" if "lse" in outputs else "no"
         raise ResultError(f"lse: {have} log-sum-exp returned; convention.lse_layout says {layout}")
     expected = expected_outputs(instance, declaration)
@@ -79,7 +79,7 @@ _RETURNS: dict[Operation, tuple[tuple[str, ...], ...]] = {
     Operation.KV_GATHER: (("key", "value"),),
     Operation.VARLEN_EXTEND: (("out",), ("out", "lse")),
     Operation.PAGED_DECODE: (("out",), ("out", "lse")),
-    Operation.LSE_MERGE: (("out", "lse"),),
+    Operation.LSE_MERGE: (("out",), ("out", "lse")),
     Operation.INDEX_BUILD: (("indices",),),
     Operation.BACKEND: (("out",),),
 }

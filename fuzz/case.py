@@ -131,6 +131,8 @@ class States(StrEnum):
     SOME_EMPTY = "some_empty"
     ALL_EMPTY = "all_empty"
     """every state of some rows"""
+    EMPTY_NAN = "empty_nan"
+    """some states, and their outputs are NaN, as those of a softmax over nothing"""
 
 
 Parser = Callable[[str, Any], Any]

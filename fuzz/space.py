@@ -132,7 +132,11 @@ class Space:
             "dtype": supports.dtypes,
             "kv_dtype": ("same",),
             "parts": _words(supports.parts),
-            "states": tuple(States) if "empty" in supports.features else (States.FULL,),
+            "states": (
+                States.FULL,
+                *((States.SOME_EMPTY, States.ALL_EMPTY) if "empty" in supports.features else ()),
+                *((States.EMPTY_NAN,) if "empty_nan" in supports.features else ()),
+            ),
             "earlier_calls": ("0", "1", "3") if "stateful" in supports.features else ("0",),
             "probe": (Probe.NORMAL,),
         }

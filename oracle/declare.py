@@ -90,15 +90,16 @@ FEATURES: dict[Operation, tuple[str, ...]] = {
     Operation.VARLEN_EXTEND: _ATTENTION_FEATURES,
     Operation.KV_WRITE: ("strided", "skip", "slot_map"),
     Operation.KV_GATHER: (),
-    Operation.LSE_MERGE: ("empty", "stateful"),
+    Operation.LSE_MERGE: ("empty", "empty_nan", "stateful"),
     Operation.INDEX_BUILD: (),
     Operation.BACKEND: ("window", "sinks", "soft_cap", "custom_scale", "chunked", "slot_map", "strided"),
 }
 """What a target of each operation may support beyond the plain call.
 
 window, sinks, soft_cap, custom_scale (other than 1/sqrt(D)), non_causal; chunked: fewer queries than keys;
-empty: a query, or a state to merge, without any key; strided: rows that are not contiguous; skip: negative
-slots; slot_map: through a map to a sub-pool; stateful: something is kept from call to call.
+empty: a query, or a state to merge, without any key; empty_nan: outputs of empty states may be NaN; strided:
+rows that are not contiguous; skip: negative slots; slot_map: through a map to a sub-pool; stateful:
+something is kept from call to call.
 """
 
 DTYPES = ("fp32", "bf16", "fp16", "uint8", "e4m3fn", "e4m3fnuz", "e5m2", "e5m2fnuz")

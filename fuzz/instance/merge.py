@@ -21,12 +21,15 @@ LSE_SPREAD = 4.0
 def build_merge(case: Case, poison: Poison, device: str) -> Instance:
     """``outs`` [N, T, H, D] in the case's dtype, ``lses`` [N, T, H] float32 in the base that the target uses.
 
-    An empty state has a log-sum-exp of -inf and a finite output that must not matter.
+    An empty state has a log-sum-exp of -inf and an output, finite or NaN, that must not matter.
     """
     rows, heads = sum(case.context_lens), case.num_kv_heads
     outs = values(case, Stream.V, (case.parts, rows, heads, case.v_head_dim), case.dtype)
     lses = philox.normal(case.seed, Stream.K, (case.parts, rows, heads)) * LSE_SPREAD
-    lses = lses.masked_fill(_empty(case, lses.shape), -torch.inf)
+    empty = _empty(case, lses.shape)
+    lses = lses.masked_fill(empty, -torch.inf)
+    if case.states is States.EMPTY_NAN:
+        outs = outs.masked_fill(empty.unsqueeze(-1), torch.nan)
     buffers = {
         "outs": operand("outs", outs, case, poison, device),
         "lses": operand("lses", lses, replace(case, strided=False), poison, device),
@@ -38,7 +41,7 @@ def _empty(case: Case, shape: torch.Size) -> Tensor:
     if case.states is States.FULL:
         return torch.zeros(shape, dtype=torch.bool)
     some = philox.uniform_int(case.seed, Stream.SKIP, tuple(shape), 0, 3) == 0
-    if case.states is States.SOME_EMPTY:
+    if case.states is not States.ALL_EMPTY:
         # Whole rows without any key are a class of their own.
         some[0] &= ~some.all(0)
         return some

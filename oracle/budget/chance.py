@@ -18,6 +18,8 @@ Rounding errors are functions of the data, so independence is guarded where it c
 - Casting a weight errs by a saw-tooth of its logit. The cast is carried out for several running maxima, fixed and
   rising, and the bound covers twice the largest sum over any prefix of the keys (`_simulated`).
 - Partial sums are as large as the largest prefix, plus four standard deviations for other orders.
+- Adding equal weights, or weights that are equal but for less than the sum's last place, errs alike at every step: such
+  errors are added (`_together`).
 - Weights that their format cannot tell from 0 err one way: they count in full.
 - Truncation has a mean, which counts in full.
 - Logits held in a narrow dtype, and casts of the query, count in full.
@@ -112,7 +114,7 @@ class Model:
         excess, noise = _logit_errors(found, a, factor, alike)
         cast = [] if a.p is None else _cast_errors(found, a, alike)
         excesses, noises, squares, *casts = rows.values.sums(excess, noise, p.square(), *cast)
-        prefixes = Prefixes.of(rows, found, a)
+        prefixes, together = Prefixes.of(rows, found, a), _together(p, alike, a)
         spread = squares.square(o) + (weights.sink / weights.share * o).square()
         away = torch.maximum(prefixes.largest(prefixes.plain, -o), _OTHER_ORDERS * spread.sqrt())
         numerator_cast, denominator_cast = _casts(rows, a, prefixes, casts, factor)
@@ -120,7 +122,7 @@ class Model:
             "logits": Stage(noises.square(o), excesses.spread(o)),
             "rescaling": Stage(0.0, rises.count * a.exp_error * away),
             "weight cast": numerator_cast,
-            **_accumulation(squares, weights, a, prefixes, rises),
+            **_accumulation(squares, weights, a, prefixes, rises, together),
             "value cast": Stage(0.0, found.value_cast),
             **_narrowing(rows, found, squares, a, prefixes),
         }
@@ -128,7 +130,7 @@ class Model:
             "logits": Stage(noises.total + (p * found.logits.alike).square_().sum(-1, keepdim=True), excesses.total),
             "rescaling": Stage(0.0, rises.weight * a.exp_error),
             "weight cast": denominator_cast,
-            "row sum": _row_sum(squares, weights, a, prefixes, rises),
+            "row sum": _row_sum(squares, weights, a, prefixes, rises, together),
         }
         return Model(rows, found, a, factor, numerator, denominator, _sink_error(rows, weights, a, rises))
 
@@ -415,11 +417,23 @@ def _covering(square: Tensor, seen: Tensor | float, lost: Tensor | float, factor
     return Stage(square, (2 * seen - factor * square.sqrt()).clamp_(min=0.0) + lost)
 
 
+def _together(p: Tensor, alike: Tensor, a: Arithmetic) -> Tensor:
+    """How many additions of a row may round alike, at least 1: [m, r, 1].
+
+    Adding equal terms errs by the same part of a last place at every step of a binade. Terms are as good as equal where
+    they differ by less than the last place of their sum: where their deviation, in means, is below count / 2^23.
+    """
+    deviation = a.count * p.square().sum(-1, keepdim=True) - 1
+    even = deviation < (a.count * (2 * UNIT)).square()
+    return torch.where(even, a.count, alike.amax(-1, keepdim=True).double()).clamp(min=1.0)
+
+
 def _accumulation(
-    squares: WeightedSums, weights: Weights, a: Arithmetic, prefixes: Prefixes, rises: _Rises
+    squares: WeightedSums, weights: Weights, a: Arithmetic, prefixes: Prefixes, rises: _Rises, together: Tensor
 ) -> dict[str, Stage]:
     """Adding up values: the unit's roundings are of numbers up to the largest partial sum."""
     width, bias = _scatter(weights, a)
+    width = width * together.sqrt()
     largest = prefixes.largest(prefixes.plain, 0.0) + _OTHER_ORDERS * squares.square().sqrt()
     fixed = (2 * rises.count + 1 + worst.DIVISION + worst.MERGE * len(a.merges)) * UNIT
     return {
@@ -433,7 +447,9 @@ def _scatter(weights: Weights, a: Arithmetic) -> tuple[Tensor, Tensor]:
     return width.masked_fill(weights.integer, 0.0), bias.masked_fill(weights.integer, 0.0)
 
 
-def _row_sum(squares: WeightedSums, weights: Weights, a: Arithmetic, prefixes: Prefixes, rises: _Rises) -> Stage:
+def _row_sum(
+    squares: WeightedSums, weights: Weights, a: Arithmetic, prefixes: Prefixes, rises: _Rises, together: Tensor
+) -> Stage:
     """Adding up weights: roundings of partial sums, whose squares add up to less than the count of keys.
 
     Forward and backward the partial sums are known; in any order t weights come to at most sqrt(t sum p^2).
@@ -451,6 +467,7 @@ def _row_sum(squares: WeightedSums, weights: Weights, a: Arithmetic, prefixes: P
     if a.precision.row_sum_of_rounded_p is not False:
         width, bias = _scatter(weights, a)
         square = torch.maximum(square, width.square())
+    square = square * together
     fixed = (2 * rises.weight + worst.MERGE + worst.MERGE * len(a.merges)) * UNIT
     return Stage(square + sum(a.merges) * UNIT**2, bias + fixed)
 

@@ -36,12 +36,13 @@ def merge_bounds(
 
     outs float64 [N, T, H, D] and lses float64 [N, T, H] are the states, out [T, H, D] and lse [T, H] their merge in
     float64; both log-sum-exps, and the bound on the merged one, are in ``base``. Fields read: exp_error,
-    exp_argument_roundings, log_error, rank_dtype, reduce_dtype, flush_subnormals. Empty states contribute nothing;
-    a row of empty states has the bound 0.
+    exp_argument_roundings, log_error, rank_dtype, reduce_dtype, flush_subnormals. Empty states contribute nothing,
+    whatever they hold; a row of empty states has the bound 0.
     """
     count = outs.shape[0]
     unit = math.log(2.0) if base is LseBase.TWO else 1.0
     full = lses > -math.inf
+    outs = outs.masked_fill(~full.unsqueeze(-1), 0.0)
     top = lses.amax(0).masked_fill(~full.any(0), 0.0)
     whole = lse.masked_fill(~full.any(0), 0.0)
     sizes = lses.masked_fill(~full, 0.0)

@@ -49,7 +49,8 @@ def diagnose_merge(
     returned = out.to("cpu"), lse.to("cpu")
     empty = (states[1] == -math.inf).all(0)
     asked = merge_states(*states, base)
-    own = _fit(returned, asked, _bounds(states, asked, precision, base), precision)
+    asked_bounds = _bounds(states, asked, precision, base)
+    own = _fit(returned, asked, asked_bounds, precision)
     worst = float(own.ratio.max()) if own.ratio.numel() else 0.0
     failing = ~own.passes
     if not bool(failing.any()):
@@ -60,8 +61,11 @@ def diagnose_merge(
     found = []
     for merge in _merges(states[0].shape[0], base):
         changed = merge.states(states)
-        result = merge.result(states, merge_states(*changed, base))
-        fit = _fit(returned, result, _bounds(changed, result, precision, base), precision)
+        merged = merge_states(*changed, base)
+        bounds = _bounds(changed, merged, precision, base)
+        # The log-sum-exp returned may be of another base, or that of the states as they are.
+        bounds = replace(bounds, lse=torch.maximum(bounds.lse, asked_bounds.lse) * max(1.0, _base_change(base)))
+        fit = _fit(returned, merge.result(states, merged), bounds, precision)
         if not bool(fit.passes[failing].all()):
             continue
         everywhere = bool(fit.passes.all())
@@ -95,8 +99,13 @@ def _fit(returned: States, expected: States, bounds: Bounds, precision: Precisio
     )
 
 
+def _base_change(base: LseBase) -> float:
+    """A log-sum-exp of the other base over the same one of this base."""
+    return math.log2(math.e) if base is LseBase.NATURAL else math.log(2.0)
+
+
 def _merges(count: int, base: LseBase) -> Iterator[_Merge]:
-    factor = math.log2(math.e) if base is LseBase.NATURAL else math.log(2.0)
+    factor = _base_change(base)
     asked, other = ("natural", "2") if base is LseBase.NATURAL else ("2", "natural")
     yield _Merge(
         Kind.LSE_BASE,

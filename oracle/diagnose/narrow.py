@@ -136,7 +136,7 @@ def _steps(scene: Scene) -> Iterator[Hypothesis]:
     allowed = Steps(
         p=None if precision.p_dtype is None else format_named(precision.p_dtype, subject.input_dtype).name,
         p_scale=precision.p_scale,
-        partial=precision.partial_dtype,
+        partial=format_named(precision.partial_dtype, subject.input_dtype).name,
     )
     for dtype in ("bf16", "fp16", "e4m3fn", "e4m3fnuz", "e5m2", "e5m2fnuz"):
         if narrower(dtype, allowed.p, subject.input_dtype):

@@ -219,7 +219,8 @@ class _Search:
             everywhere = everywhere and bool(fit.passes.all())
             if not everywhere and bool(fit.undefined[failing].any()):
                 return None
-            ratio = max(ratio, float(fit.ratio[fit.passes].max()))
+            # A chunk may have no row that passes: those that failed for another reason are not explained here.
+            ratio = max([ratio, *fit.ratio[fit.passes].tolist()])
         where = "" if everywhere else self._where()
         detail = f"{hypothesis.detail}, {where}" if where.startswith("only") else hypothesis.detail
         return Diagnosis(hypothesis.kind, detail, hypothesis.parameters, ratio, candidate.misfit)

@@ -3,6 +3,9 @@
 MODULES = (
     "suites.targets.sglang_shuffle_5d",
     "suites.targets.sglang_dcp",
+    "suites.targets.sglang_dcp_comm",
+    "suites.targets.sglang_dcp_decode",
+    "suites.targets.sglang_dcp_extend",
     "suites.targets.sglang_merge_state",
     "suites.targets.sglang_attention",
     "suites.targets.torch_native",

@@ -114,6 +114,8 @@ PLAIN = Precision(
     p_dtype=None,
     row_sum_of_rounded_p=False,
     tanh_error=2.0**-20,
+    # The sink joins the sum of the merged parts.
+    sink_first=False,
     tile=8,
     max_splits=SPLITS,
 )

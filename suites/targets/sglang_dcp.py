@@ -3,22 +3,20 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from types import ModuleType
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from fuzz.engine.loader import KernelLoader
 from fuzz.versions import installed
 from oracle import Convention, Precision, Supports, declare
 from oracle.convention import LseLayout
 from oracle.kinds import Engine, IndexTask, KVLayout, LseBase
 from oracle.precision import EXACT_COPY
-from suites.targets import sglang_wheel
+from suites.targets import sglang_dcp_modules, sglang_wheel
 
-FILES = ("srt/layers/dcp/kernels.py", "kernels/ops/attention/dcp_kernels.py")
-"""Where the kernels live: up to 0.5.16, and later."""
+FILES = sglang_dcp_modules.KERNELS
+_kernels = sglang_dcp_modules.kernels
 
 INDICES = Convention(
     source="sglang/srt/layers/dcp/planner.py and triton_backend.py: int32 lists, slots widened by the number of ranks",
@@ -51,11 +49,6 @@ IN_FLOAT32 = Precision(
         ("238-343", "d5f7e41a50db03899a2d4e573670f4c5c99ba9806e88429c6c8dfba924193e19"),
     ),
 )
-
-
-@KernelLoader
-def _kernels() -> ModuleType:
-    return sglang_wheel.load(FILES, {})
 
 
 def _unavailable(engine: Engine) -> str | None:

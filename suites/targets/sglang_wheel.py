@@ -48,6 +48,15 @@ def missing(candidates: tuple[str, ...], engine: Engine) -> str | None:
     return loader.missing_compiler(engine)
 
 
+def lacks(candidates: tuple[str, ...], function: str) -> str | None:
+    """Why the first of the files that exists does not define ``function``, in one line, or None."""
+    folder = root()
+    path = next((folder / name for name in candidates if folder is not None and (folder / name).is_file()), None)
+    if path is None or f"\ndef {function}(" in path.read_text(encoding="utf-8"):
+        return None
+    return f"{path.name} of sglang {installed('sglang')} has no {function}"
+
+
 class _Placeholder:
     """Stands for a name that a kernel file imports and our targets never use."""
 

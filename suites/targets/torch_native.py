@@ -63,6 +63,7 @@ MATH = Precision(
     qk=MatrixUnit(unit_roundoff=2.0**-23),
     qk_product="fp32",
     p_dtype=None,
+    p_normalised=True,
     row_sum_of_rounded_p=False,
     tile=1 << 20,
 )

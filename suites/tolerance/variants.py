@@ -107,6 +107,7 @@ class Choices:
             source="suites/tolerance/variants.py",
             out_rounding=toward[self.out_truncated],
             q_cast=self.q_cast,
+            kv_cast=None,
             qk=UNITS[self.unit].model,
             qk_product=self.qk_product,
             logit_dtype=self.logit_dtype,

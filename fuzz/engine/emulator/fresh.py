@@ -11,9 +11,9 @@ _RAW = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 class FreshMemory:
     """One storage. Kernels clear the marks of what they store; what the host wrote is inferred at each launch.
 
-    An element is unwritten while it holds the pattern that it was handed out with, and no kernel stored to it.
-    An element of one byte may hold the pattern by chance: once the host has written to the tensor (torch counts
-    in-place changes), such elements count as written.
+    An element is unwritten while it holds the pattern that it was handed out with, and no kernel stored to it. A narrow
+    element may hold the pattern by chance: once the host has written to the tensor (torch counts in-place changes), one
+    of less than four bytes counts as unwritten only where its whole word of four bytes holds the pattern.
     """
 
     def __init__(self, tensor: Tensor, pattern: int | None) -> None:
@@ -31,11 +31,20 @@ class FreshMemory:
         version = _version(self.tensor)
         touched = version is None or version != self.version
         self.version = version
-        if touched and (self.pattern is None or held.element_size() == 1):
+        if touched and self.pattern is None:
             self._marks.zero_()
         elif self.pattern is not None:
-            marks.masked_fill_(held != self.pattern, 0)
+            other = held != self.pattern
+            marks.masked_fill_(_in_words(other, held.element_size()) if touched else other, 0)
         return self._marks if bool(self._marks.any()) else None
+
+
+def _in_words(flags: Tensor, element_size: int) -> Tensor:
+    """Flags bool [N] of elements, spread over their words of four bytes; a short last word counts as flagged."""
+    width = max(1, 4 // element_size)
+    whole = len(flags) // width * width
+    words = flags[:whole].view(-1, width).any(1)
+    return torch.cat([words.repeat_interleave(width), torch.ones_like(flags[whole:])])
 
 
 def _version(tensor: Tensor) -> int | None:

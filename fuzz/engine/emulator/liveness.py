@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
 
 _Names = frozenset[str]
 _NONE: _Names = frozenset()
@@ -22,11 +23,26 @@ def sites(function: ast.FunctionDef) -> dict[Region, Site]:
     return found.sites
 
 
+class _Node(NamedTuple):
+    """Names that a node reads, and those that it sets, apart from what functions within it set for themselves.
+    `alone`: no region may hold it.
+    """
+
+    read: _Names
+    stored: _Names
+    alone: bool
+
+
 class _Liveness:
     def __init__(self, function: ast.FunctionDef) -> None:
         arguments = function.args
         given = [*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs, arguments.vararg, arguments.kwarg]
-        self.local = frozenset(a.arg for a in given if a is not None) | _stored(function.body)
+        self.known: dict[ast.AST, _Node] = {}
+        self.local = frozenset(a.arg for a in given if a is not None) | self._stored(function.body)
+        self.constants = frozenset(a.arg for a in given if a is not None and _is_constant(a.annotation))
+        self.constants |= self._stored(
+            n.target for n in ast.walk(function) if isinstance(n, ast.AnnAssign) and _is_constant(n.annotation)
+        )
         self.name = function.name
         self.sites: dict[Region, Site] = {}
 
@@ -50,10 +66,10 @@ class _Liveness:
             return self._read(item.context_expr for item in node.items) | self.before(node.body, after)
         if isinstance(node, (ast.Assign, ast.AnnAssign)):
             targets = node.targets if isinstance(node, ast.Assign) else [node.target]
-            set_here = _stored(targets) if node.value is not None else _NONE
+            set_here = self._stored(targets) if node.value is not None else _NONE
             return after - set_here | self._read([node])
         if isinstance(node, ast.AugAssign):
-            return after | self._read([node]) | _stored([node.target]) & self.local
+            return after | self._read([node]) | self._stored([node.target]) & self.local
         if isinstance(node, ast.Return):
             return self._read([node])
         if isinstance(node, (ast.Break, ast.Continue)):
@@ -63,21 +79,50 @@ class _Liveness:
     def _exposed(self, node: ast.For | ast.While) -> _Names:
         """Names that an iteration may read before it sets them."""
         read = self.before(node.body, _NONE)
-        return read - _stored([node.target]) if isinstance(node, ast.For) else read | self._read([node.test])
+        return read - self._stored([node.target]) if isinstance(node, ast.For) else read | self._read([node.test])
 
     def _read(self, nodes: Iterable[ast.AST]) -> _Names:
-        return frozenset(n.id for n in _names(nodes) if isinstance(n.ctx, ast.Load)) & self.local
+        return _NONE.union(*(self._look(node).read for node in nodes)) & self.local
+
+    def _stored(self, nodes: Iterable[ast.AST]) -> _Names:
+        return _NONE.union(*(self._look(node).stored for node in nodes))
+
+    def _is_decided(self, test: ast.expr) -> bool:
+        """Whether a condition is known at compile time, and so the same for all programs."""
+        called = any(isinstance(n, ast.Call) for n in ast.walk(test))
+        return not called and self._read([test]) <= self.constants
+
+    def _look(self, node: ast.AST) -> _Node:
+        """What is said of a node, found once."""
+        found = self.known.get(node)
+        if found is None:
+            found = self.known[node] = _name(node) if isinstance(node, ast.Name) else self._sum(node)
+        return found
+
+    def _sum(self, node: ast.AST) -> _Node:
+        parts = [self._look(part) for part in ast.iter_child_nodes(node) if not isinstance(part, ast.expr_context)]
+        read, stored = (_NONE.union(*(getattr(part, name) for part in parts)) for name in ("read", "stored"))
+        if isinstance(node, (ast.Lambda, ast.FunctionDef, ast.ClassDef)):
+            stored = _NONE
+        elif isinstance(node, ast.comprehension):
+            stored -= self._look(node.target).stored
+        in_place = isinstance(node, (ast.Attribute, ast.Subscript)) and not isinstance(node.ctx, ast.Load)
+        alone = in_place or isinstance(node, (*_JUMPS, *_SCOPES)) or any(part.alone for part in parts)
+        return _Node(read, stored, alone)
 
     def _note(self, node: Region, after: _Names) -> None:
+        if isinstance(node, ast.If) and self._is_decided(node.test):
+            return
         inner: list[ast.AST] = [*node.body, *node.orelse]
         if isinstance(node, ast.If):
             exposed = self.before(node.body, _NONE) | self.before(node.orelse, _NONE)
         else:
             exposed = self._exposed(node)
             inner.append(node.target if isinstance(node, ast.For) else node.test)
-        stored = _stored(inner)
+        stored = self._stored(inner)
         read = self._read(inner) | exposed
-        if not _is_region(node, inner) or any(n.startswith("__") for n in read | stored):
+        loop_else = not isinstance(node, ast.If) and node.orelse
+        if loop_else or any(self._look(n).alone for n in inner) or any(n.startswith("__") for n in read | stored):
             return
         merged = stored & after
         carried = stored & exposed - merged
@@ -86,33 +131,10 @@ class _Liveness:
         self.sites[node] = (f"{self.name}:{node.lineno}:{node.col_offset}", same, needed, later, passing)
 
 
-def _is_region(node: Region, inner: Sequence[ast.AST]) -> bool:
-    if not isinstance(node, ast.If) and node.orelse:
-        return False
-    for part in (n for statement in inner for n in ast.walk(statement)):
-        if isinstance(part, (*_JUMPS, *_SCOPES)):
-            return False
-        if isinstance(part, (ast.Attribute, ast.Subscript)) and not isinstance(part.ctx, ast.Load):
-            return False
-    return True
+def _is_constant(annotation: ast.expr | None) -> bool:
+    return annotation is not None and ast.unparse(annotation).strip("'\"").endswith("constexpr")
 
 
-def _names(nodes: Iterable[ast.AST]) -> Iterator[ast.Name]:
-    return (n for node in nodes for n in ast.walk(node) if isinstance(n, ast.Name))
-
-
-def _stored(nodes: Iterable[ast.AST]) -> _Names:
-    """Names that are set, apart from those of comprehensions, which are their own."""
-    found: set[str] = set()
-    waiting = list(nodes)
-    while waiting:
-        node = waiting.pop()
-        if isinstance(node, ast.comprehension):
-            waiting += [node.iter, *node.ifs]
-            continue
-        if isinstance(node, (ast.Lambda, ast.FunctionDef, ast.ClassDef)):
-            continue
-        if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
-            found.add(node.id)
-        waiting += ast.iter_child_nodes(node)
-    return frozenset(found)
+def _name(node: ast.Name) -> _Node:
+    names = frozenset((node.id,))
+    return _Node(names, _NONE, False) if isinstance(node.ctx, ast.Load) else _Node(_NONE, names, False)

@@ -93,14 +93,15 @@ class _BodyRewriter(ast.NodeTransformer):
             return node
         self.regions += 1
         names = [name for group in site[1:] for name in group]
+        needed = [name for group in site[1:3] for name in group]
         text = template.format(
             mark=SOURCE_MARK,
             region=f"_region_{self.regions}",
             item=f"_item_{self.regions}",
             site=site,
             both=both,
-            enter=_set_names(f"_region_{self.regions}.enter(locals())", names, "        "),
-            leave=_set_names(f"_region_{self.regions}.leave(locals())", names, "    "),
+            enter=_set_names(f"_region_{self.regions}.enter(locals())", names, needed, "        "),
+            leave=_set_names(f"_region_{self.regions}.leave(locals())", names, needed, "    "),
         )
         return [_Filled(node, self.function.lineno).visit(statement) for statement in ast.parse(text).body]
 
@@ -182,10 +183,10 @@ if {region}.split:
 """
 
 
-def _set_names(call: str, names: list[str], indent: str) -> str:
-    """Source that sets variables to what a call gives, and unsets those that get nothing."""
+def _set_names(call: str, names: list[str], needed: list[str], indent: str) -> str:
+    """Source that sets variables to what a call gives, and unsets those that get nothing and may be read."""
     lines = [f"[{', '.join(names)}] = {call}"]
-    lines += [f"if {name} is {SOURCE_MARK}.UNBOUND: del {name}" for name in names]
+    lines += [f"if {name} is {SOURCE_MARK}.UNBOUND: del {name}" for name in needed]
     return "\n".join(indent + line for line in lines)
 
 

@@ -172,6 +172,20 @@ def test_weights_below_a_sink_that_is_the_first_maximum(monkeypatch: pytest.Monk
     assert bool((error > bound()).all())
 
 
+def test_sums_of_equal_weights_round_alike(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Below a sink that comes first all weights are the same odd number, and each addition errs by the same part."""
+    case = one_dimension(torch.zeros(60_000), torch.ones(60_000), sink=0.3)
+    choice = Choices(tile=4, sink="initial", out_dtype="fp32")
+    error = (run(case, choice).lse.double() - solve(case).lse).abs()
+
+    def bound() -> torch.Tensor:
+        return budgets(case, choice.precision(), input_dtype="fp32").probable.lse
+
+    assert bool((error <= bound()).all())
+    monkeypatch.setattr(chance, "_together", lambda p, alike, a: torch.ones_like(a.count))
+    assert bool((error > bound()).all())
+
+
 def test_keys_that_are_repeated_round_alike(monkeypatch: pytest.MonkeyPatch) -> None:
     """A thousand copies of few keys err as few keys do, which quadrature over all of them would not allow."""
     gen = torch.Generator().manual_seed(0)

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from oracle.attention import solve
 from oracle.budget import budgets, judge
+from oracle.precision import Precision
 from oracle.problem import Problem
 from oracle.rounding import widen
 from oracle.verdict import Verdict
@@ -152,3 +153,11 @@ def test_fused_units_are_their_model(data: st.DataObject, name: str) -> None:
     x, y = (torch.tensor(v, dtype=torch.float32) for v in (a, b))
     got = variants._fuse(x.view(1, 1, -1), y.view(1, -1, 1), torch.full((1, 1, 1), start), unit)
     assert Fraction(float(got)) == _fused_exactly(a, b, start, unit)
+
+
+def test_a_precision_leaves_no_field_looser_than_the_kernel() -> None:
+    """What is left at the loosest assumption is what the kernel does: float32 sums in any order, good exponentials."""
+    assert set(Choices().precision().loosest()) <= {
+        *("qk", "scale_error", "exp_error", "exp_argument_roundings", "log_error", "pv"),
+    }
+    assert "kv_cast" in Precision().loosest()

@@ -125,8 +125,11 @@ def test_coverage_sees_every_trip_count(kernels: ModuleType) -> None:
 
 
 KERNEL = """
-def kernel(x, n, FLAG):
+def kernel(x, n, FLAG: tl.constexpr):
     total = 0
+    SIZE: tl.constexpr = FLAG * 2
+    if SIZE > FLAG + 1:
+        total = 1
     carried = x
     for i in range(n):
         passing = x + i
@@ -151,9 +154,9 @@ def test_variables_of_a_region_are_told_apart() -> None:
     assert isinstance(function, ast.FunctionDef)
     found = {site[0]: site[1:] for site in sites(function).values()}
     assert found == {
-        "kernel:5:4": (("x",), ("total",), ("carried",), ("half", "i", "passing")),
-        "kernel:7:8": (("passing",), ("total",), (), ("half",)),
-        "kernel:15:4": (("n",), ("total",), (), ()),
+        "kernel:8:4": (("x",), ("total",), ("carried",), ("half", "i", "passing")),
+        "kernel:10:8": (("passing",), ("total",), (), ("half",)),
+        "kernel:18:4": (("n",), ("total",), (), ()),
     }
 
 

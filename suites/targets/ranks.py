@@ -1,0 +1,290 @@
+"""Several ranks of decode context parallel: in one process, step by step, or as real processes over gloo or NCCL.
+
+A rank's code asks its group for collectives. In one process every rank runs until its next collective and is stopped
+there; once all have come, the collective is computed, in the order of the ranks, and they run again from the start with
+its result at hand. What a rank does before a collective must therefore be a function of its arguments, which it is
+given anew each time.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import signal
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from pathlib import Path
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from fuzz.buffers import DTYPES
+from oracle.bits import bits
+
+MOST_COLLECTIVES = 8
+"""A rank that asks for more is taken to loop."""
+
+
+class Group(Protocol):
+    """What the code under test asks of a group of ranks: the operations of sglang's ``GroupCoordinator`` in use."""
+
+    world_size: int
+    rank_in_group: int
+
+    def all_gather(self, tensor: Tensor, dim: int) -> Tensor:
+        """Every rank's tensor, concatenated along ``dim``."""
+
+    def all_gather_into_tensor(self, out: Tensor, tensor: Tensor) -> None:
+        """Every rank's tensor, one after the other, into ``out``."""
+
+    def all_reduce(self, tensor: Tensor) -> Tensor:
+        """The sum over ranks."""
+
+    def reduce_scatter_along_dim(self, tensor: Tensor, dim: int) -> Tensor:
+        """This rank's share, along ``dim``, of the sum over ranks."""
+
+    def all_to_all_single(self, out: Tensor, tensor: Tensor) -> None:
+        """Piece r of this rank's tensor goes to rank r; what arrives is in ``out``, in the order of the ranks."""
+
+
+Rank = Callable[[Group], Tensor]
+"""The work of one rank."""
+
+
+class RankError(RuntimeError):
+    """A rank raised, died, or did not come to the end in time. One line."""
+
+
+class _Waiting(Exception):
+    """A rank has come to a collective whose result is not known yet."""
+
+
+class SteppedGroup:
+    """One rank's view in one process. ``known``: results of the collectives that all ranks have come to."""
+
+    def __init__(self, rank: int, ranks: int, known: Sequence[Tensor]) -> None:
+        self.rank_in_group, self.world_size = rank, ranks
+        self._known, self._next = known, 0
+        self.asked: tuple[str, Tensor] | None = None
+
+    def all_gather(self, tensor: Tensor, dim: int) -> Tensor:
+        """See ``Group``."""
+        return self._collect("gather", tensor).movedim(0, dim).flatten(dim, dim + 1)
+
+    def all_gather_into_tensor(self, out: Tensor, tensor: Tensor) -> None:
+        """See ``Group``."""
+        out.copy_(self._collect("gather", tensor).flatten(0, 1))
+
+    def all_reduce(self, tensor: Tensor) -> Tensor:
+        """See ``Group``. The tensor itself is left as it is."""
+        return self._collect("sum", tensor)
+
+    def reduce_scatter_along_dim(self, tensor: Tensor, dim: int) -> Tensor:
+        """See ``Group``."""
+        _divisible(tensor, dim, self.world_size)
+        return self._collect("sum", tensor).chunk(self.world_size, dim)[self.rank_in_group].contiguous()
+
+    def all_to_all_single(self, out: Tensor, tensor: Tensor) -> None:
+        """See ``Group``."""
+        _divisible(tensor, 0, self.world_size)
+        pieces = [row.chunk(self.world_size)[self.rank_in_group] for row in self._collect("gather", tensor)]
+        out.copy_(torch.cat(pieces))
+
+    def _collect(self, kind: str, tensor: Tensor) -> Tensor:
+        index, self._next = self._next, self._next + 1
+        if index < len(self._known):
+            return self._known[index].clone()
+        self.asked = (kind, tensor.clone())
+        raise _Waiting
+
+
+def _divisible(tensor: Tensor, dim: int, ranks: int) -> None:
+    if tensor.shape[dim] % ranks:
+        raise ValueError(f"{tensor.shape[dim]} entries do not divide among {ranks} ranks")
+
+
+def stepped(work: Sequence[Rank]) -> list[Tensor]:
+    """Run every rank's work in this process; returns their results. Raises ``RankError`` if they part ways."""
+    known: list[Tensor] = []
+    while len(known) <= MOST_COLLECTIVES:
+        results, asked = [], []
+        for rank, run in enumerate(work):
+            group = SteppedGroup(rank, len(work), known)
+            try:
+                results.append(run(group))
+            except _Waiting:
+                assert group.asked is not None
+                asked.append(group.asked)
+        if not asked:
+            return results
+        known.append(_collective(asked, len(work)))
+    raise RankError(f"the ranks asked for more than {MOST_COLLECTIVES} collectives")
+
+
+def _collective(asked: Sequence[tuple[str, Tensor]], ranks: int) -> Tensor:
+    kinds = {(kind, tensor.shape, tensor.dtype) for kind, tensor in asked}
+    if len(asked) != ranks or len(kinds) != 1:
+        said = ", ".join(sorted(f"{kind} of {dtype} {list(shape)}" for kind, shape, dtype in kinds))
+        raise RankError(f"{len(asked)} of {ranks} ranks came to a collective: {said}")
+    tensors = [tensor for _, tensor in asked]
+    if asked[0][0] == "gather":
+        return torch.stack(tensors)
+    total = tensors[0]
+    for tensor in tensors[1:]:
+        total = total + tensor
+    return total
+
+
+class ProcessGroup:
+    """One rank's view of real processes, through torch.distributed."""
+
+    def __init__(self) -> None:
+        self.rank_in_group, self.world_size = torch.distributed.get_rank(), torch.distributed.get_world_size()
+
+    def all_gather(self, tensor: Tensor, dim: int) -> Tensor:
+        """See ``Group``."""
+        found = [torch.empty_like(tensor) for _ in range(self.world_size)]
+        torch.distributed.all_gather(found, tensor.contiguous())
+        return torch.cat(found, dim)
+
+    def all_gather_into_tensor(self, out: Tensor, tensor: Tensor) -> None:
+        """See ``Group``."""
+        torch.distributed.all_gather_into_tensor(out, tensor.contiguous())
+
+    def all_reduce(self, tensor: Tensor) -> Tensor:
+        """See ``Group``."""
+        torch.distributed.all_reduce(tensor)
+        return tensor
+
+    def reduce_scatter_along_dim(self, tensor: Tensor, dim: int) -> Tensor:
+        """See ``Group``."""
+        _divisible(tensor, dim, self.world_size)
+        whole = tensor.movedim(dim, 0).contiguous()
+        own = torch.empty_like(whole[: len(whole) // self.world_size])
+        torch.distributed.reduce_scatter_tensor(own, whole)
+        return own.movedim(0, dim).contiguous()
+
+    def all_to_all_single(self, out: Tensor, tensor: Tensor) -> None:
+        """See ``Group``."""
+        _divisible(tensor, 0, self.world_size)
+        torch.distributed.all_to_all_single(out, tensor.contiguous())
+
+
+def over_gloo(work: Sequence[Rank], timeout_s: float = 30.0) -> list[Tensor]:
+    """Run every rank's work in a process of its own, forked from this one, with collectives over gloo.
+
+    Raises ``RankError`` if a rank raises, dies or takes longer than ``timeout_s``; no process is left behind.
+    """
+    return _in_processes(work, "gloo", timeout_s)
+
+
+def over_nccl(work: Sequence[Rank], timeout_s: float = 120.0) -> list[Tensor]:
+    """The same over NCCL: rank r has GPU r as its current device. Tensors are made, or moved there, by the work.
+
+    Raises ``RankError`` where ``nccl_missing`` says why not.
+    """
+    if (reason := nccl_missing(len(work))) is not None:
+        raise RankError(reason)
+    return _in_processes(work, "nccl", timeout_s)
+
+
+def nccl_missing(count: int) -> str | None:
+    """Why ``count`` ranks cannot run over NCCL from this process, in one line, or None."""
+    if not torch.distributed.is_nccl_available():
+        return "nccl: this torch is built without it"
+    # Counting does not begin to use a GPU: a process that did could not be forked.
+    if (found := torch.cuda.device_count()) < count:
+        return f"nccl: {count} ranks need as many GPUs; torch sees {found}"
+    if torch.cuda.is_initialized():
+        return "nccl: ranks are forked, which a process that uses its GPU already cannot be"
+    return None
+
+
+def _in_processes(work: Sequence[Rank], backend: str, timeout_s: float) -> list[Tensor]:
+    with tempfile.TemporaryDirectory(prefix="attn-oracle-ranks-") as folder:
+        store = Path(folder, "store")
+        children = [_fork(rank, work, store, backend, timeout_s) for rank in range(len(work))]
+        try:
+            return _answers(children, time.monotonic() + timeout_s)
+        finally:
+            for child in children:
+                child.end()
+
+
+@dataclass
+class _Child:
+    """A rank's process, the descriptor that it answers on, and what has come so far."""
+
+    rank: int
+    pid: int
+    channel: int
+    received: bytes = b""
+
+    def end(self) -> None:
+        os.close(self.channel)
+        os.kill(self.pid, signal.SIGKILL)
+        os.waitpid(self.pid, 0)
+
+    def tensor(self) -> Tensor:
+        """The answer. Raises ``RankError`` for an error, or none."""
+        head, _, body = self.received.partition(b"\n")
+        if not head:
+            raise RankError(f"rank {self.rank} died")
+        described = json.loads(head)
+        if "error" in described:
+            raise RankError(f"rank {self.rank}: {described['error']}")
+        dtype = DTYPES[described["dtype"]]
+        raw = torch.frombuffer(bytearray(body), dtype=torch.uint8) if body else torch.zeros(0, dtype=torch.uint8)
+        return raw.view(dtype).reshape(described["shape"])
+
+
+def _fork(rank: int, work: Sequence[Rank], store: Path, backend: str, timeout_s: float) -> _Child:
+    read, write = os.pipe()
+    pid = os.fork()
+    if pid:
+        os.close(write)
+        return _Child(rank, pid, read)
+    try:
+        answer = _run_rank(rank, work, store, backend, timeout_s)
+    except BaseException as error:  # noqa: BLE001 - the boundary of a process: the parent hears of whatever it is
+        said = " ".join(f"{type(error).__name__}: {error}".split())[:500]
+        answer = json.dumps({"error": said}).encode() + b"\n"
+    with open(write, "wb") as channel:
+        channel.write(answer)
+    os._exit(0)
+
+
+def _run_rank(rank: int, work: Sequence[Rank], store: Path, backend: str, timeout_s: float) -> bytes:
+    if backend == "nccl":
+        torch.cuda.set_device(rank)
+    torch.distributed.init_process_group(
+        backend,
+        store=torch.distributed.FileStore(str(store), len(work)),
+        rank=rank,
+        world_size=len(work),
+        timeout=timedelta(seconds=timeout_s),
+    )
+    result = work[rank](ProcessGroup()).contiguous().cpu()
+    name = next(name for name, dtype in DTYPES.items() if dtype == result.dtype)
+    head = json.dumps({"dtype": name, "shape": list(result.shape)})
+    return head.encode() + b"\n" + bits(result).numpy().tobytes()
+
+
+def _answers(children: Sequence[_Child], deadline: float) -> list[Tensor]:
+    """Every rank's result. The first that fails ends the wait: the others may be waiting for it."""
+    open_ = {child.channel: child for child in children}
+    while open_:
+        ready, _, _ = select.select(list(open_), [], [], max(0.0, deadline - time.monotonic()))
+        if not ready:
+            raise RankError(f"no answer in time from rank {', '.join(str(c.rank) for c in open_.values())}")
+        for channel in ready:
+            piece = os.read(channel, 1 << 20)
+            open_[channel].received += piece
+            if not piece:
+                open_.pop(channel).tensor()
+    return [child.tensor() for child in children]
