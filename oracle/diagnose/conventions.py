@@ -401,7 +401,7 @@ def _dims(problem: Problem) -> Iterator[Hypothesis]:
     dim = problem.dim_qk
 
     def dropped(keep: Tensor) -> Callable[[Problem], Problem]:
-        return lambda p: replace(p, q=widen(p.q) * keep)
+        return lambda p: replace(p, q=round_to(widen(p.q) * keep, p.q.dtype))
 
     for count in sorted({1, 2, 4, 8, 16, 32, 64, dim // 2, dim % 16, dim % 32} - {0}):
         if count >= dim:

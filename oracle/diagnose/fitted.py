@@ -9,8 +9,12 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
+from oracle.attention import Solution
+from oracle.budget import Bounds
 from oracle.diagnose.hypothesis import Hypothesis
 from oracle.diagnose.model import Kind
+from oracle.diagnose.quick import View
+from oracle.diagnose.rows import Row
 from oracle.diagnose.scene import Scene
 from oracle.problem import Problem
 from oracle.rounding import widen
@@ -110,12 +114,24 @@ def _values(scene: Scene, tokens: Sequence[int]) -> Iterator[Hypothesis]:
 
 
 def _valued(problem: Problem, detail: str, factors: Tensor, fitted: int) -> Hypothesis:
-    def alter(p: Problem) -> Problem:
-        given = 1.0 if p.v_descale is None else torch.as_tensor(p.v_descale, dtype=torch.float64)
-        return replace(p, v_descale=(factors.view(1, -1) * given).contiguous())
+    """Outputs times a factor for each kv head. As a descale it would widen the budget by a cast of the values."""
+    by_head = factors.repeat_interleave(problem.group).unsqueeze(-1)
+
+    def after(view: View, solution: Solution, rows: Sequence[Row]) -> Solution:
+        return Solution(solution.out * by_head, solution.lse)
+
+    def bounded(own: Bounds, rows: Sequence[Row]) -> Bounds:
+        return replace(own, out=own.out * by_head.abs())
 
     return Hypothesis(
-        Kind.V_DESCALE, detail, {"factors": factors.tolist()}, alter=alter, fitted=fitted, rank=20 + fitted
+        Kind.V_DESCALE,
+        detail,
+        {"factors": factors.tolist()},
+        after=after,
+        bounded=bounded,
+        whole=True,
+        fitted=fitted,
+        rank=20 + fitted,
     )
 
 

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from oracle.attention import Solution
+from oracle.bits import bits
 from oracle.diagnose import scores
 from oracle.diagnose.conventions import window_of
 from oracle.diagnose.hypothesis import Hypothesis, unchanged
@@ -23,7 +24,7 @@ from oracle.diagnose.rows import Row, describe_rows, key_index, visible
 from oracle.diagnose.scene import Scene
 from oracle.diagnose.weights import Weights, weights
 from oracle.problem import Descale, Problem
-from oracle.rounding import widen
+from oracle.rounding import round_to, widen
 
 REQUESTS = 4
 """Failing requests for which keys are proposed; with more of them, a fault of single keys is not looked for."""
@@ -491,13 +492,17 @@ def _moved(descale: Descale, index: Tensor) -> Descale:
 
 
 def _revalued(p: Problem, replaced: Mapping[int, Mapping[int, Mapping[int, Tensor]]]) -> Problem:
-    """Some values replaced: by request, key and kv head. The new ones are descaled already."""
-    v = widen(p.v).clone()
+    """Some values replaced: by request, key and kv head. The new ones are descaled; they are stored as the others are.
+
+    A wider dtype would be cast by a kernel, and budgets allow for that.
+    """
+    v = p.v.clone()
     for request, by_key in replaced.items():
         for key, by_head in by_key.items():
             place = int(key_index(p, request, torch.tensor([key])))
             for kv_head, value in by_head.items():
-                v[place, kv_head] = value / _factor(p.v_descale, place, kv_head)
+                stored = round_to(value / _factor(p.v_descale, place, kv_head), v.dtype)
+                bits(v)[place, kv_head] = bits(stored)
     return replace(p, v=v)
 
 

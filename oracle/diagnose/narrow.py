@@ -19,7 +19,7 @@ from oracle.budget.formats import FORMATS, format_named
 from oracle.diagnose.hypothesis import Hypothesis
 from oracle.diagnose.model import Kind
 from oracle.diagnose.parts import row_by_row, seen_cuts, with_sink
-from oracle.diagnose.quick import weighted
+from oracle.diagnose.quick import times, weighted
 from oracle.diagnose.rows import Row
 from oracle.diagnose.scene import Scene
 from oracle.problem import Problem
@@ -52,7 +52,10 @@ def _queries(scene: Scene) -> Iterator[Hypothesis]:
     problem = scene.subject.problem
 
     def scaled(dtype: str, factor: float) -> Callable[[Problem], Problem]:
-        return lambda p: replace(p, q=cast(widen(p.q) * (p.scale * factor), dtype), scale=1 / factor)
+        to = FORMATS[dtype].dtype
+        return lambda p: replace(
+            p, q=round_to(times(p.q, p.q_descale) * (p.scale * factor), to), q_descale=None, scale=1 / factor
+        )
 
     for dtype in ("bf16", "fp16"):
         for rank, (factor, what) in enumerate(((1.0, "scale"), (math.log2(math.e), "scale times log2(e)"))):
