@@ -34,7 +34,7 @@ app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 @app.command(help=__doc__)
 def gpu_diff(
     patterns: Annotated[list[str] | None, typer.Argument(metavar="[T]...", help="Globs over target names.")] = None,
-    time: Annotated[str, typer.Option(metavar="5m", help="Time for everything, shared fairly.")] = "5m",
+    time: Annotated[str, typer.Option(metavar="10m", help="Time for everything, shared fairly.")] = "10m",
     cases: Annotated[int, typer.Option(min=1, help="At most so many cases a target.")] = CASES,
     seed: Seed = 0,
     engine: EngineOption = "auto",
