@@ -35,6 +35,8 @@ DTYPES: dict[str, torch.dtype] = {
     "int64": torch.int64,
 }
 
+DTYPE_NAMES = {dtype: name for name, dtype in DTYPES.items()}
+
 
 class Poison(StrEnum):
     """What stands where no data is. A target's output must not depend on the choice."""

@@ -25,13 +25,13 @@ from fuzz.bench import fixed
 from fuzz.bench.report import NotMeasured
 from fuzz.buffers import Poison
 from fuzz.call import call
-from fuzz.check.agreement import to_data
 from fuzz.check.memory import IN_PLACE
 from fuzz.check.scratch import poisoned_allocations
 from fuzz.engine import loader
 from fuzz.engine.emulator import Options, session
 from fuzz.engine.emulator.facade import H200
 from fuzz.instance import build
+from fuzz.tensor_data import to_data
 from oracle.kinds import Engine
 
 

@@ -13,7 +13,8 @@ from fuzz.bench import fixed
 from fuzz.bench.alone import Way, process
 from fuzz.bench.report import BATCHED, INTERPRETER, Figure, NotMeasured
 from fuzz.bench.timing import Times, ratio
-from fuzz.check.agreement import Agreement, compare, from_data
+from fuzz.check.agreement import Agreement, compare
+from fuzz.tensor_data import from_data
 from oracle.declare import Declaration
 from oracle.kinds import Engine
 

@@ -17,11 +17,12 @@ from fuzz.buffers import Poison
 from fuzz.call import ResultError, Unsupported
 from fuzz.case import case_from_dict
 from fuzz.check import scratch
-from fuzz.check.agreement import outputs_of, to_data
+from fuzz.check.agreement import outputs_of
 from fuzz.check.execute import execute
 from fuzz.check.result import CaseResult, Check, CheckResult
 from fuzz.check.run import check_case
 from fuzz.engine.emulator import KernelError
+from fuzz.tensor_data import to_data
 from oracle.declare import Declaration
 from oracle.kinds import Engine
 from oracle.verdict import Verdict
@@ -62,7 +63,7 @@ def run(request: dict[str, Any], progress: Callable[[str], None]) -> dict[str, A
 
 
 def outputs(request: dict[str, Any], progress: Callable[[str], None]) -> dict[str, Any]:
-    """Outputs of ``request["case"]`` on ``request["target"]``, not judged: "outputs" (``agreement.to_data``), or
+    """Outputs of ``request["case"]`` on ``request["target"]``, not judged: "outputs" (``tensor_data.to_data``), or
     "unsupported" or "raised", one line that says what.
     """
     declaration, case = _targets[request["target"]], case_from_dict(request["case"])

@@ -6,18 +6,15 @@ correct executions may differ by twice the worst-case bound and a rounding of th
 
 from __future__ import annotations
 
-import base64
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
-from fuzz.buffers import DTYPES, Poison
+from fuzz.buffers import Poison
 from fuzz.case import Case
 from fuzz.check.execute import Execution
 from fuzz.check.memory import IN_PLACE
@@ -31,9 +28,6 @@ from oracle.declare import Declaration
 from oracle.kinds import LseBase, Operation
 from oracle.merge import merge_states
 from oracle.rounding import widen
-
-_NAMES = {dtype: name for name, dtype in DTYPES.items()}
-_INTEGERS = {1: np.uint8, 2: np.int16, 4: np.int32, 8: np.int64}
 
 
 class Agreement(StrEnum):
@@ -57,28 +51,6 @@ def outputs_of(run: Execution) -> dict[str, Tensor]:
     """What a call produced, on the CPU: its outputs, or the buffers that it wrote in place."""
     found = run.outputs or {name: run.instance.buffers[name].view for name in IN_PLACE}
     return {name: value.contiguous().cpu() for name, value in found.items()}
-
-
-def to_data(outputs: Mapping[str, Tensor]) -> dict[str, Any]:
-    """Tensors as plain data: dtype, shape, and the bytes in base64."""
-    return {
-        name: {
-            "dtype": _NAMES[value.dtype],
-            "shape": list(value.shape),
-            "bytes": base64.b64encode(bits(value).numpy().tobytes()).decode(),
-        }
-        for name, value in outputs.items()
-    }
-
-
-def from_data(data: Mapping[str, Any]) -> dict[str, Tensor]:
-    """Inverse of ``to_data``."""
-    return {name: _tensor(DTYPES[one["dtype"]], one["shape"], one["bytes"]) for name, one in data.items()}
-
-
-def _tensor(dtype: torch.dtype, shape: list[int], text: str) -> Tensor:
-    raw = np.frombuffer(bytearray(base64.b64decode(text)), _INTEGERS[dtype.itemsize])
-    return torch.from_numpy(raw).view(dtype).reshape(shape)
 
 
 def compare(declaration: Declaration, case: Case, a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> Compared:

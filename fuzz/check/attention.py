@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from torch import Tensor
 
-from fuzz.buffers import DTYPES
+from fuzz.buffers import DTYPE_NAMES
 from fuzz.check.execute import Execution
 from fuzz.check.result import CaseResult, Check, CheckResult
 from oracle.attention import Solution, lse_with_sink, solve
@@ -23,7 +23,6 @@ from oracle.verdict import Verdict
 CONFIDENCE = confidence_for(elements=10**9, risk=1e-3)
 """Of the probable budget. A campaign judges fewer elements than these, so that one in a thousand has a suspect."""
 
-NAMES = {dtype: name for name, dtype in DTYPES.items()}
 
 EMPTY_LSE = {
     EmptyLse.NEGATIVE_INFINITY: -math.inf,
@@ -86,7 +85,7 @@ def _judged(
         lse,
         solution,
         bounds,
-        out_dtype=NAMES[out.dtype],
+        out_dtype=DTYPE_NAMES[out.dtype],
         precision=precision,
         expected_empty_out=0.0 if convention.empty_out is EmptyOut.ZERO else None,
         expected_empty_lse=EMPTY_LSE[convention.empty_lse],

@@ -25,13 +25,14 @@ from fuzz.campaign.pool import Pool
 from fuzz.campaign.reply import Reply
 from fuzz.campaign.worker import Job, Limits, fair_memory_bytes
 from fuzz.case import Case
-from fuzz.check.agreement import Agreement, compare, from_data
+from fuzz.check.agreement import Agreement, compare
 from fuzz.cli import CASE_TIMEOUT, Jobs, Seed, Timeout, guarded
 from fuzz.commands import built_in_ledger, parse_engine, runnable
 from fuzz.errors import Exit, Stop
 from fuzz.options import duration
 from fuzz.plan import Plan
 from fuzz.space import Space
+from fuzz.tensor_data import from_data
 from fuzz.versions import versions
 from oracle.declare import Declaration
 from oracle.kinds import Engine

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from fuzz import engine as engines
 from fuzz import registry
-from fuzz.buffers import DTYPES, Poison
+from fuzz.buffers import DTYPE_NAMES, Poison
 from fuzz.case import Case
 from fuzz.cli import Seed, guarded
 from fuzz.errors import Exit, Stop
@@ -95,8 +95,9 @@ def verdict(target: Declaration, merge: Callable[[Tensor, Tensor], Tensor], case
     precision, base = target.precision_for(case.dtype), target.convention.lse_base
     true_out, true_lse = merge_states(outs.double(), lses.double(), base)
     bounds = merge_bounds(outs.double(), lses.double(), true_out, true_lse, precision, base)
-    name = next(name for name, dtype in DTYPES.items() if dtype == out.dtype)
-    tally = judge(out, None, Solution(true_out, true_lse), bounds, out_dtype=name, precision=precision).out
+    tally = judge(
+        out, None, Solution(true_out, true_lse), bounds, out_dtype=DTYPE_NAMES[out.dtype], precision=precision
+    ).out
     if tally.verdict is Verdict.PASS or not tally.elements:
         return "pass"
     return f"{tally.verdict}: {tally.failures} of {tally.elements} elements; {tally.worst}"

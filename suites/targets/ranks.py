@@ -18,13 +18,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
-from fuzz.buffers import DTYPES
-from oracle.bits import bits
+from fuzz.tensor_data import from_data, to_data
 
 MOST_COLLECTIVES = 8
 """A rank that asks for more is taken to loop."""
@@ -232,15 +231,12 @@ class _Child:
 
     def tensor(self) -> Tensor:
         """The answer. Raises ``RankError`` for an error, or none."""
-        head, _, body = self.received.partition(b"\n")
-        if not head:
+        if not self.received:
             raise RankError(f"rank {self.rank} died")
-        described = json.loads(head)
-        if "error" in described:
-            raise RankError(f"rank {self.rank}: {described['error']}")
-        dtype = DTYPES[described["dtype"]]
-        raw = torch.frombuffer(bytearray(body), dtype=torch.uint8) if body else torch.zeros(0, dtype=torch.uint8)
-        return raw.view(dtype).reshape(described["shape"])
+        answer = json.loads(self.received)
+        if "error" in answer:
+            raise RankError(f"rank {self.rank}: {answer['error']}")
+        return from_data(answer)["result"]
 
 
 def _fork(rank: int, work: Sequence[Rank], store: Path, backend: str, timeout_s: float) -> _Child:
@@ -253,13 +249,13 @@ def _fork(rank: int, work: Sequence[Rank], store: Path, backend: str, timeout_s:
         answer = _run_rank(rank, work, store, backend, timeout_s)
     except BaseException as error:  # noqa: BLE001 - the boundary of a process: the parent hears of whatever it is
         said = " ".join(f"{type(error).__name__}: {error}".split())[:500]
-        answer = json.dumps({"error": said}).encode() + b"\n"
+        answer = {"error": said}
     with open(write, "wb") as channel:
-        channel.write(answer)
+        channel.write(json.dumps(answer).encode())
     os._exit(0)
 
 
-def _run_rank(rank: int, work: Sequence[Rank], store: Path, backend: str, timeout_s: float) -> bytes:
+def _run_rank(rank: int, work: Sequence[Rank], store: Path, backend: str, timeout_s: float) -> dict[str, Any]:
     if backend == "nccl":
         torch.cuda.set_device(rank)
     torch.distributed.init_process_group(
@@ -269,10 +265,7 @@ def _run_rank(rank: int, work: Sequence[Rank], store: Path, backend: str, timeou
         world_size=len(work),
         timeout=timedelta(seconds=timeout_s),
     )
-    result = work[rank](ProcessGroup()).contiguous().cpu()
-    name = next(name for name, dtype in DTYPES.items() if dtype == result.dtype)
-    head = json.dumps({"dtype": name, "shape": list(result.shape)})
-    return head.encode() + b"\n" + bits(result).numpy().tobytes()
+    return to_data({"result": work[rank](ProcessGroup()).contiguous().cpu()})
 
 
 def _answers(children: Sequence[_Child], deadline: float) -> list[Tensor]:

@@ -12,8 +12,9 @@ from torch import Tensor
 from fuzz import engine
 from fuzz.buffers import Poison
 from fuzz.case import Case
-from fuzz.check.agreement import Agreement, compare, from_data, outputs_of, to_data
+from fuzz.check.agreement import Agreement, compare, outputs_of
 from fuzz.check.execute import execute
+from fuzz.tensor_data import from_data, to_data
 from oracle.bits import bit_equal
 from oracle.declare import Declaration, declaration_of
 from oracle.kinds import Engine
