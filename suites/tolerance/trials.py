@@ -13,10 +13,10 @@ from typing import Any
 from torch import Tensor
 
 from fuzz import registry
-from fuzz.buffers import Poison
+from fuzz.buffers import DTYPE_NAMES, Poison
 from fuzz.call import call
 from fuzz.case import MAX_TOKENS, Case, CaseError, Prefix, Probe
-from fuzz.check.attention import EMPTY_LSE, NAMES
+from fuzz.check.attention import EMPTY_LSE
 from fuzz.commands import built_in_ledger
 from fuzz.instance import Instance, build
 from fuzz.ledger import Defect
@@ -284,7 +284,7 @@ def evaluate(outcome: Outcome) -> Tally:
         outcome.lse,
         solution,
         found,
-        out_dtype=NAMES[outcome.out.dtype],
+        out_dtype=DTYPE_NAMES[outcome.out.dtype],
         precision=outcome.precision,
         expected_empty_out=None if convention and convention.empty_out is not EmptyOut.ZERO else 0.0,
         expected_empty_lse=EMPTY_LSE[convention.empty_lse] if convention else -math.inf,

@@ -36,9 +36,11 @@ def worker(server: Server) -> Iterator[Worker]:
 def gone(pid: int) -> bool:
     try:
         os.kill(pid, 0)
-    except ProcessLookupError:
+        stat = Path(f"/proc/{pid}/stat").read_bytes()
+    # It may end between the two looks.
+    except (ProcessLookupError, FileNotFoundError):
         return True
-    return Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()[0] == b"Z"
+    return stat.rpartition(b")")[2].split()[0] == b"Z"
 
 
 def wait_until(condition: Callable[[], bool], seconds: float = 5.0) -> bool:
