@@ -38,7 +38,8 @@ FAULTS: dict[str, tuple[str | None, str]] = {
 
 def searched(target: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> tuple[int, Any]:
     """A campaign over one hostile target and a harmless one beside it."""
-    where = ["--engine", "emulator", "--out", str(tmp_path), "--timeout", "2s", "--jobs", "2", "--json"]
+    timeout = "2s" if target.endswith("hang") else "60s"
+    where = ["--engine", "emulator", "--out", str(tmp_path), "--timeout", timeout, "--jobs", "2", "--json"]
     code = main(["fuzz", target, "hostile.bystander", *MODULES, "--cases", str(CASES), *where])
     return code, json.loads(capsys.readouterr().out)["targets"]
 
