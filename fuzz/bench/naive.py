@@ -41,7 +41,7 @@ from oracle.kinds import Engine
 TARGETS = ("sglang.triton.decode_grouped", "sglang.triton.extend_with_lse", "sglang.shuffle_5d.gather")
 WARM_UP = "torch.sdpa_with_lse"
 CPU_CASES = 8
-GPU_CASES = 40
+GPU_CASES = 12
 SEED = 6
 MOST_TOKENS = 600
 CACHE = "TRITON_CACHE_DIR"
