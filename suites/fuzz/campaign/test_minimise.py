@@ -173,7 +173,7 @@ def workers() -> Iterator[Workers]:
 
 
 def found_on(declaration: Declaration, case: Case, workers: Workers) -> list[Finding]:
-    outcome = next(run_cases(workers, iter([(declaration.name, case)]), HOW))
+    (outcome,) = run_cases(workers, iter([(declaration.name, case)]), HOW)
     return findings_of(declaration.name, case, outcome.result, HOW)
 
 
