@@ -122,7 +122,9 @@ def _weight(declaration: Declaration, case: Case) -> tuple[int, ...]:
 class FindingJudge:
     """Runs cases in a pool: does a finding show again, by the same check, diagnosis and ledger entry?
 
-    ``shown`` keeps the finding of every case that does; ``errors`` the failures of our own code, which show nothing.
+    The entry is that of the settings' ledger, whether or not it explained the finding when it was found: so a search
+    that ignores the ledger keeps its faults apart, too. ``shown`` keeps the finding of every case that shows it;
+    ``errors`` the failures of our own code, which show nothing.
     """
 
     finding: Finding
@@ -134,18 +136,22 @@ class FindingJudge:
     def __call__(self, cases: Sequence[Case]) -> list[bool]:
         """Judge the cases."""
         requests = iter([(self.finding.target, case) for case in cases])
+        wanted = _fault(self.finding, self.settings)
         for outcome in run_cases(self.pool, requests, self.settings):
             if outcome.harness is not None:
                 self.errors.append(outcome.harness)
                 continue
             for found in findings_of(outcome.target, outcome.case, outcome.result, self.settings):
-                if _same(found, self.finding):
-                    self.shown[outcome.case] = found
+                if _fault(found, self.settings) == wanted:
+                    self.shown[outcome.case] = replace(found, known=self.finding.known, modules=self.finding.modules)
         return [case in self.shown for case in cases]
 
 
-def _same(a: Finding, b: Finding) -> bool:
-    return (a.target, a.check, a.diagnosis, a.known) == (b.target, b.check, b.diagnosis, b.known)
+def _fault(found: Finding, settings: Settings) -> tuple[str | None, ...]:
+    entry = next(
+        (d.id for d in settings.defects if d.matches(found.target, found.check, found.diagnosis, found.case)), None
+    )
+    return found.target, found.check, found.diagnosis, entry
 
 
 @dataclass(frozen=True)

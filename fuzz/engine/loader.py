@@ -74,12 +74,13 @@ class _Finder(MetaPathFinder):
 
 
 @contextmanager
-def scoped_imports(packages: Mapping[str, ModuleFactory]) -> Iterator[None]:
+def scoped_imports(packages: Mapping[str, ModuleFactory]) -> Iterator[dict[str, ModuleType]]:
     """Within the block, every module of the named top-level packages is made by its factory.
 
     Modules of these packages that were loaded before are put aside and put back; those made within are gone
-    afterwards.
+    afterwards, and then in the dictionary that is yielded.
     """
+    made: dict[str, ModuleType] = {}
 
     def take() -> dict[str, ModuleType]:
         names = [name for name in sys.modules if name.partition(".")[0] in packages]
@@ -89,11 +90,15 @@ def scoped_imports(packages: Mapping[str, ModuleFactory]) -> Iterator[None]:
     finder = _Finder(packages)
     sys.meta_path.insert(0, finder)
     try:
-        yield
+        yield made
     finally:
         sys.meta_path.remove(finder)
-        take()
+        made |= take()
         sys.modules.update(before)
+
+
+imported: dict[Path, dict[str, ModuleType]] = {}
+"""For each file that was executed, the modules that its imports were given, by name."""
 
 
 def load_source(
@@ -105,7 +110,7 @@ def load_source(
     its kernels. On ``emulator`` the file sees our substitute for Triton, and the pretended machine, or ``device``,
     or an H200; elsewhere the installed one.
     """
-    with scoped_imports(packages):
+    with scoped_imports(packages) as imported[path]:
         if engine is Engine.EMULATOR:
             # Launchers choose block sizes by what torch.cuda says of the machine.
             return emulator.load_source(path, name, imports={"torch": torch_with(_machine or device or H200)})
