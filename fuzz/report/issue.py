@@ -49,7 +49,7 @@ def _lines(finding: Finding, script: str | None, reason: str, options: Sequence[
     yield f"- `{command}`: on a CPU, too, where the kernel is emulated."
     yield from ("", "## Environment", "", "| | |", "|---|---|", f"| engine | {finding.engine} |")
     for name, version in finding.versions.items():
-        yield f"| {name} | {_cell(version or 'not installed')} |"
+        yield f"| {name} | {_cell(version or 'none')} |"
     yield from ("", "## Evidence", "", "| | |", "|---|---|")
     for name, value in finding.evidence.items():
         if name != KEY and isinstance(value, str | int | float):

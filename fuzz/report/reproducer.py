@@ -44,7 +44,7 @@ ISSUE_FILE = "ISSUE.md"
 CASE_FILE = "case.json"
 FINDING_FILE = "finding.json"
 
-POISONS = {"first": Poison.POSITIVE, "second": Poison.NEGATIVE, "nan": Poison.NAN, "again": Poison.POSITIVE}
+POISONS = {"first": Poison.POSITIVE, "again": Poison.POSITIVE, "second": Poison.NEGATIVE, "nan": Poison.NAN}
 _SAME = {
     "second": "depend on values where no data is",
     "nan": "are contaminated by NaN where no data is",

@@ -102,10 +102,11 @@ def render(what: Reproduction) -> tuple[str, bytes]:
     definitions, beside = store.render()
     parts = [
         _head(what),
-        _copied(standalone),
-        *([_copied(standins)] if tables is not None else []),
         "# --- the call",
         *calls.values(),
+        "# --- how it is shown",
+        _copied(standalone),
+        *([_copied(standins)] if tables is not None else []),
         "# --- the tensors: dtype, then elements as bytes, compressed",
         definitions,
         "# --- the runs",
@@ -210,8 +211,8 @@ def _tail(tables: tuple[list[str], dict[str, dict[str, Any]]] | None) -> str:
     prepare = ""
     if tables is not None:
         files, answers = tables
-        prepare = f"    importable(\n        {files!r},\n        {answers!r},\n    )\n"
-    return f'if __name__ == "__main__":\n{prepare}    sys.exit(main(CASE))'
+        prepare = f", lambda: importable({files!r}, {answers!r})"
+    return f'if __name__ == "__main__":\n    sys.exit(main(CASE{prepare}))'
 
 
 # ------------------------------------------------------------------- stand-ins of imports

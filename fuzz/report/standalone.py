@@ -249,12 +249,13 @@ def shown(element: Tensor) -> str:
     return f"{float(element):.7g}" if element.is_floating_point() else str(int(element))
 
 
-def main(case: Case) -> int:
+def main(case: Case, prepare: Callable[[], None] = lambda: None) -> int:
     """Run everything. 1: something is wrong, 0: nothing is, 2: it cannot run here."""
     print(case.title)
     if case.gpu and DEVICE != "cuda":
-        print("this kernel needs a GPU that torch can use; on a CPU: attn-oracle replay case.json")
+        print("this kernel needs a GPU that torch can use; on a CPU: attn-oracle replay finding.json")
         return 2
+    prepare()
     if case.apart and "--here" not in sys.argv:
         return apart(case)
     done: dict[str, Done] = {}
@@ -277,21 +278,11 @@ def main(case: Case) -> int:
 
 
 def between(case: Case, done: dict[str, Done]) -> list[str]:
-    """What two runs say together."""
-    found = []
+    """What two runs say together. Where identical calls differ, other differences say nothing."""
+    found: list[str] = []
     for first, second, words in case.same:
-        if first not in done or second not in done:
-            continue
-        a, b = done[first], done[second]
-        for name, value in b.outputs.items():
-            if a.outputs[name].shape[1:] != value.shape[1:]:
-                continue
-            x, y = (integers(side[: len(value)].contiguous()).cpu() for side in (a.outputs[name], value))
-            differ = (x != y).nonzero()
-            if len(differ):
-                found.append(
-                    f"{name}: {len(differ)} of {y.numel()} elements {words}, the first at {differ[0].tolist()}"
-                )
+        if first in done and second in done and not found:
+            found += differences(done[first].outputs, done[second].outputs, words)
     if "first" in done and "second" in done:
         for name, mask in done["first"].unwritten.items():
             both = mask & done["second"].unwritten[name]
@@ -299,6 +290,19 @@ def between(case: Case, done: dict[str, Done]) -> list[str]:
             if len(places):
                 where = f"the first at {places[0].tolist()}"
                 found.append(f"{name}: {len(places)} of {both.numel()} elements were not written, {where}")
+    return found
+
+
+def differences(a: dict[str, Tensor], b: dict[str, Tensor], words: str) -> list[str]:
+    """Elements of the outputs ``b`` that are not those of ``a``, bit for bit."""
+    found = []
+    for name, value in b.items():
+        if a[name].shape[1:] != value.shape[1:]:
+            continue
+        x, y = (integers(side[: len(value)].contiguous()).cpu() for side in (a[name], value))
+        differ = (x != y).nonzero()
+        if len(differ):
+            found.append(f"{name}: {len(differ)} of {y.numel()} elements {words}, the first at {differ[0].tolist()}")
     return found
 
 
