@@ -73,6 +73,10 @@ class _Finder(MetaPathFinder):
         return ModuleSpec(fullname, _Given(factory), is_package=True)
 
 
+asked: dict[str, ModuleType] = {}
+"""Every module that scoped imports made, by name, the latest of each; whoever wants to know clears it before."""
+
+
 @contextmanager
 def scoped_imports(packages: Mapping[str, ModuleFactory]) -> Iterator[dict[str, ModuleType]]:
     """Within the block, every module of the named top-level packages is made by its factory.
@@ -94,7 +98,18 @@ def scoped_imports(packages: Mapping[str, ModuleFactory]) -> Iterator[dict[str, 
     finally:
         sys.meta_path.remove(finder)
         made |= take()
+        asked.update(made)
         sys.modules.update(before)
+
+
+def stands_for(kind: type) -> tuple[str, str] | None:
+    """Module and name that a class of an adapter was given as to files that were executed, or None."""
+    for modules in imported.values():
+        for module, found in modules.items():
+            name = next((name for name, value in vars(found).items() if value is kind), None)
+            if name is not None:
+                return module, name
+    return None
 
 
 imported: dict[Path, dict[str, ModuleType]] = {}

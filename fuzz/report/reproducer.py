@@ -29,6 +29,7 @@ from fuzz.check.memory import IN_PLACE
 from fuzz.check.relations import alone, chunks, elsewhere
 from fuzz.check.result import Check
 from fuzz.check.sanitizer import CHECK_OF, sanitized
+from fuzz.engine import loader
 from fuzz.instance import Instance, build
 from fuzz.instance.copies import write_expected
 from fuzz.instance.merge import earlier_cases
@@ -74,6 +75,7 @@ def reproduction(declaration: Declaration, finding: Finding, engine: Engine) -> 
     """
     case = finding.case
     launched = _warm(declaration, case, engine)
+    loader.asked.clear()
     runs, same = [], []
     for name, other in _runs(declaration, case, finding.check):
         poison = POISONS.get(name, Poison.POSITIVE)
@@ -85,6 +87,7 @@ def reproduction(declaration: Declaration, finding: Finding, engine: Engine) -> 
         about=list(_about(declaration, finding)),
         runs=runs,
         same=same,
+        asked=dict(loader.asked),
         gpu=launched or engine is not Engine.EMULATOR,
         apart=finding.check in (Check.CRASH, Check.HANG),
         note=_note(finding, runs),

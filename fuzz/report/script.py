@@ -6,7 +6,7 @@ import base64
 import textwrap
 import types
 import zlib
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -56,6 +56,8 @@ class Reproduction:
     about: Sequence[str]
     runs: Sequence[TracedRun]
     same: Sequence[tuple[str, str, str]]
+    asked: Mapping[str, types.ModuleType]
+    """modules that were imported while the calls ran"""
     gpu: bool
     apart: bool
     note: str
@@ -98,15 +100,16 @@ def render(what: Reproduction) -> tuple[str, bytes]:
     store = _Store()
     calls: dict[str, str] = {}
     runs = [_run(run, calls, store) for run in what.runs]
-    tables = _imports(what.runs)
+    tables = _imports(what.runs, what.asked)
     definitions, beside = store.render()
     parts = [
         _head(what),
         "# --- the call",
         *calls.values(),
         "# --- how it is shown",
-        _copied(standalone),
-        *([_copied(standins)] if tables is not None else []),
+        _copied(standalone.__file__),
+        *([_copied(standins.__file__)] if tables is not None else []),
+        *(_copied(path) for path in (tables.texts if tables is not None else ())),
         "# --- the tensors: dtype, then elements as bytes, compressed",
         definitions,
         "# --- the runs",
@@ -122,8 +125,8 @@ def _head(what: Reproduction) -> str:
     return f'#!/usr/bin/env python3\n"""{text}\n"""\n\nfrom __future__ import annotations'
 
 
-def _copied(module: types.ModuleType) -> str:
-    text = Path(str(module.__file__)).read_text(encoding="utf-8")
+def _copied(file: str | Path) -> str:
+    text = Path(file).read_text(encoding="utf-8")
     return text.partition(MARK)[2].replace("from __future__ import annotations\n", "").strip()
 
 
@@ -153,10 +156,7 @@ def _call_body(program: Program) -> str:
 
 
 def _import(variable: str, dotted: str) -> str:
-    package, _, last = dotted.rpartition(".")
-    if variable != last:
-        return f"import {dotted} as {variable}"
-    return f"from {package} import {last}" if package else f"import {dotted}"
+    return f"import {dotted}" if variable == dotted else f"import {dotted} as {variable}"
 
 
 def _buffer(buffer: buffers.Buffer, wanted: Tensor | None, store: _Store) -> str:
@@ -207,26 +207,37 @@ def _case(what: Reproduction, runs: Sequence[str]) -> list[str]:
 _POISONED = tuple(dtype for dtype in buffers.DTYPE_NAMES if bits(torch.empty(0, dtype=dtype)) is not None)
 
 
-def _tail(tables: tuple[list[str], dict[str, dict[str, Any]]] | None) -> str:
-    prepare = ""
-    if tables is not None:
-        files, answers = tables
-        prepare = f", lambda: importable({files!r}, {answers!r})"
-    return f'if __name__ == "__main__":\n    sys.exit(main(CASE{prepare}))'
+def _tail(tables: _Imports | None) -> str:
+    if tables is None:
+        return 'if __name__ == "__main__":\n    sys.exit(main(CASE))'
+    return f'{tables.render()}\n\n\nif __name__ == "__main__":\n    sys.exit(main(CASE, prepare))'
 
 
 # ------------------------------------------------------------------- stand-ins of imports
 
 
-def _imports(runs: Iterable[TracedRun]) -> tuple[list[str], dict[str, dict[str, Any]]] | None:
-    """The files to execute, by module, and what they ask of modules that are not; None where that is not known.
+@dataclass
+class _Imports:
+    """What a script needs to know of imports: the files to execute, by module; what others of their imports find, as
+    expressions; texts that define functions; and modules whose functions those stand for."""
 
-    It is what the adapter's own loader gave them, as far as it can be written down: constants, and functions of ours
-    that return one.
-    """
+    files: list[str] = field(default_factory=list)
+    answers: dict[str, dict[str, str]] = field(default_factory=dict)
+    texts: dict[Path, None] = field(default_factory=dict)
+    whole: dict[str, None] = field(default_factory=dict)
+
+    def render(self) -> str:
+        """The function that prepares them."""
+        lines = [f"    {name!r}: {_table(found)}," for name, found in self.answers.items()]
+        answers = "\n".join(["ANSWERS: dict[str, dict[str, Any]] = {", *lines, "}"])
+        return f"{answers}\n\n\ndef prepare() -> None:\n    importable({self.files!r}, ANSWERS, {list(self.whole)!r})"
+
+
+def _imports(runs: Iterable[TracedRun], asked: Mapping[str, types.ModuleType]) -> _Imports | None:
+    """What the adapter's own loader gave the files that it executed, as far as it can be written down: constants,
+    functions of ours that return one, and such as say which text defines them. None where no file was."""
     todo = [file for run in runs for file in run.program.files if file in loader.imported]
-    files: list[str] = []
-    answers: dict[str, dict[str, Any]] = {}
+    found = _Imports()
     done: set[Path] = set()
     while todo:
         file = todo.pop(0)
@@ -234,13 +245,20 @@ def _imports(runs: Iterable[TracedRun]) -> tuple[list[str], dict[str, dict[str, 
         if file in done or dotted is None:
             continue
         done.add(file)
-        files.append(dotted)
+        found.files.append(dotted)
         for name, module in loader.imported.get(file, {}).items():
             sources = {path for value in vars(module).values() if (path := _source(value)) is not None}
-            todo += [path for path in sources if module_name(path) == name]
-            if found := _answers(module):
-                answers[name] = answers.get(name, {}) | found
-    return (files, {name: a for name, a in answers.items() if name not in files}) if files else None
+            todo += sources
+            if not any(module_name(path) == name for path in sources):
+                _answer_for(name, module, found)
+    for name, module in asked.items():
+        if name not in found.answers:
+            _answer_for(name, module, found)
+    for run in runs:
+        for where, kind in run.program.classes:
+            found.answers.setdefault(where, {})[kind] = f"type({kind!r}, (), {{}})"
+    found.answers = {name: answers for name, answers in found.answers.items() if name not in found.files}
+    return found if found.files else None
 
 
 def _source(value: object) -> Path | None:
@@ -250,24 +268,34 @@ def _source(value: object) -> Path | None:
     return Path(code.co_filename) if code is not None and is_foreign(code.co_filename) else None
 
 
-def _answers(module: types.ModuleType) -> dict[str, Any]:
-    found = {}
-    for name, value in vars(module).items():
-        if name.startswith("__") or not isinstance(value, types.FunctionType) or _source(value) is not None:
+def _answer_for(name: str, module: types.ModuleType, found: _Imports) -> None:
+    for key, value in vars(module).items():
+        if key.startswith("__") or _source(value) is not None:
             continue
-        answer = _answer(value)
-        if answer is not _NONE:
-            found[name] = answer
-    return found
+        text = getattr(value, "standalone", None)
+        if isinstance(text, Path):
+            found.texts[text] = None
+            found.whole[name] = None
+            answer: str | None = value.__name__
+        else:
+            answer = _answer(value)
+        if answer is not None:
+            found.answers.setdefault(name, {})[key] = answer
 
 
-_NONE = object()
-
-
-def _answer(function: Callable[..., Any]) -> Any:
-    """What a function of ours returns without arguments, if it is plain."""
+def _answer(value: object) -> str | None:
+    """The expression of what a module of ours holds, if it is as simple as that."""
+    if isinstance(value, bool | int | str | torch.dtype):
+        return str(value) if isinstance(value, torch.dtype) else repr(value)
+    if isinstance(value, types.ModuleType | type):
+        return None
+    function: Any = value if isinstance(value, types.FunctionType) else None
+    kind = "constantly"
+    if function is None and "__getattr__" in vars(type(value)):
+        # A table of variables: each is asked for what it holds.
+        function, kind = getattr(getattr(value, "ANY", None), "get", None), "Variables"
     try:
         answer = function()
     except Exception:  # noqa: BLE001 - asked out of its place it may fail in any way
-        return _NONE
-    return answer if answer is None or isinstance(answer, bool | int | str) else _NONE
+        return None
+    return f"{kind}({answer!r})" if answer is None or isinstance(answer, bool | int | str) else None

@@ -8,6 +8,7 @@ and nothing else. ``script`` writes what stands around it: the calls, and ``CASE
 from __future__ import annotations
 
 import base64
+import importlib  # noqa: F401 - for calls
 import os
 import subprocess
 import sys
@@ -15,7 +16,9 @@ import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial  # noqa: F401 - for calls
 from pathlib import Path
+from types import SimpleNamespace  # noqa: F401 - for calls
 from typing import Any
 
 import torch
@@ -30,6 +33,11 @@ SHOWN = 4
 def integers(tensor: Tensor) -> Tensor:
     """The same memory as integers of the same width."""
     return tensor.view(INTEGERS[tensor.element_size()])
+
+
+def constantly(answer: Any) -> Callable[..., Any]:
+    """A function that always gives the same."""
+    return lambda *args, **kwargs: answer
 
 
 @dataclass(frozen=True)
@@ -252,7 +260,7 @@ def shown(element: Tensor) -> str:
 def main(case: Case, prepare: Callable[[], None] = lambda: None) -> int:
     """Run everything. 1: something is wrong, 0: nothing is, 2: it cannot run here."""
     print(case.title)
-    if case.gpu and DEVICE != "cuda":
+    if case.gpu and DEVICE != "cuda" and os.environ.get("TRITON_INTERPRET") != "1":
         print("this kernel needs a GPU that torch can use; on a CPU: attn-oracle replay finding.json")
         return 2
     prepare()

@@ -16,39 +16,47 @@ from typing import Any
 
 
 class StandIn:
-    """A name of a module that is not executed: a function that gives one answer, or none."""
+    """A name of a module that is not executed, and that nothing is known of."""
 
-    def __init__(self, name: str, answers: Sequence[Any]) -> None:
-        self.name, self.answers = name, answers
+    def __init__(self, name: str) -> None:
+        self.name = name
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """The answer."""
-        if not self.answers:
-            raise RuntimeError(f"{self.name} is needed: install the package with everything that it needs")
-        return self.answers[0]
+        """It has no answer."""
+        raise RuntimeError(f"{self.name} is needed: install the package with everything that it needs")
 
     def __mro_entries__(self, bases: tuple[Any, ...]) -> tuple[Any, ...]:
         """As a base class it adds nothing."""
         return ()
 
 
+class Variables:
+    """A table of environment variables, all of which say the same."""
+
+    def __init__(self, answer: Any) -> None:
+        self.get = lambda: answer
+
+    def __getattr__(self, name: str) -> Any:
+        return self
+
+
 class StandInModule(ModuleType):
-    """A module that is not executed."""
+    """A module that is not executed: the names that are known of it."""
 
     def __init__(self, name: str, answers: Mapping[str, Any]) -> None:
         super().__init__(name)
         self.__path__: list[str] = []
-        self._answers = answers
+        vars(self).update(answers)
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
             raise AttributeError(name)
-        return StandIn(f"{self.__name__}.{name}", [self._answers[name]] if name in self._answers else [])
+        return StandIn(f"{self.__name__}.{name}")
 
 
 class Alone(MetaPathFinder, Loader):
     """Finds modules of an installed package without what the package itself needs: ``files`` are executed, what they
-    ask of other modules is answered from ``answers``."""
+    ask of other modules is in ``answers``."""
 
     def __init__(self, files: Sequence[str], answers: Mapping[str, Mapping[str, Any]]) -> None:
         self.files, self.answers = files, answers
@@ -76,14 +84,15 @@ class Alone(MetaPathFinder, Loader):
         """Nothing: it is not executed."""
 
 
-def importable(files: Sequence[str], answers: Mapping[str, Mapping[str, Any]]) -> None:
-    """Make sure that ``files`` can be imported: with their whole package, or alone."""
+def importable(files: Sequence[str], answers: Mapping[str, Mapping[str, Any]], whole: Sequence[str]) -> None:
+    """Make sure that ``files`` can be imported: with their package and the modules ``whole``, or alone."""
     try:
-        for name in files:
+        for name in (*files, *whole):
             importlib.import_module(name)
     except Exception as error:  # noqa: BLE001 - a package may fail in any way where it is not at home
         alone = Alone(files, answers)
-        print(f"the package cannot be imported as a whole ({error}); its files are, alone")
+        stood = f", over plain torch functions in the place of {', '.join(whole)}" if whole else ""
+        print(f"not everything can be imported ({error}): the kernel's files alone{stood}")
         for name in [name for name in sys.modules if name.partition(".")[0] in alone.packages]:
             del sys.modules[name]
         sys.meta_path.insert(0, alone)

@@ -7,6 +7,7 @@ statements are the path that this case takes. So no target needs a hand-written 
 
 from __future__ import annotations
 
+import dis
 import inspect
 import math
 import sys
@@ -14,16 +15,19 @@ import sysconfig
 import types
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
-from functools import cache
+from dataclasses import dataclass, is_dataclass
+from functools import cache, partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode, resolve_name
 
+from fuzz.engine import loader
 from fuzz.sources import VARIABLES, folder
+
+T = TypeVar("T")
 
 _OURS = Path(__file__).parents[1]
 
@@ -47,13 +51,15 @@ class Program:
     """A target's path on one case. ``modules``: dotted name by variable; ``files``: the files of those modules.
 
     ``outputs`` maps an output's name to the variable that holds it; ``constants`` are tensors that the target had
-    before. ``raised``: the last statement did not return.
+    before; ``classes`` are module and name of those that an adapter's own stand for. ``raised``: the last statement did
+    not return.
     """
 
     statements: tuple[Statement, ...]
     modules: Mapping[str, str]
     files: tuple[Path, ...]
     constants: Mapping[str, Tensor]
+    classes: tuple[tuple[str, str], ...]
     outputs: Mapping[str, str]
     raised: bool
 
@@ -125,11 +131,14 @@ class _Recorder(TorchFunctionMode):
         self.files: dict[Path, None] = {}
         self.constants: dict[str, Tensor] = {}
         self.failure: str | None = None
+        self.classes: dict[tuple[str, str], None] = {}
+        self._state: dict[str, dict[str, Any]] = {}
         self._names: dict[int, str] = {}
         self._kept: list[Any] = []
         self._uses: set[str] = set()
         self._call: _Call | None = None
         self._busy = False
+        self.raised: _Call | None = None
         self.last_is_foreign = False
 
     # ------------------------------------------------------------------ listening
@@ -169,12 +178,17 @@ class _Recorder(TorchFunctionMode):
         if self._call is not None:
             if event == "return" and frame is self._call.frame:
                 call, self._call = self._call, None
+                if _raises(frame):
+                    self.raised = call
+                    return
                 with self._quietly():
+                    self._seen_all()
                     self._note(call.text, value if call.made is None else call.made, frozenset(call.uses), lasting=True)
             return
         if event == "call" and (_is_launch(frame) or self._is_foreign(frame)):
             with self._quietly():
                 self._uses = set()
+                self._attempt(self._follow_all)
                 text = self._attempt(lambda: self._foreign_call(frame))
             if text is not None:
                 self.last_is_foreign = True
@@ -189,7 +203,9 @@ class _Recorder(TorchFunctionMode):
         finally:
             self._busy = False
 
-    def _attempt(self, write: Callable[[], str]) -> str | None:
+    def _attempt(self, write: Callable[[], T]) -> T | None:
+        if self.raised is not None:
+            self.failure = self.failure or "the adapter goes on after a call has raised, as ranks do that wait"
         try:
             return write()
         except NotTraced as reason:
@@ -198,8 +214,9 @@ class _Recorder(TorchFunctionMode):
 
     def _abandon(self) -> None:
         """A call that did not return is the last statement."""
-        if self._call is not None:
-            self.statements.append(Statement(self._call.text, (), frozenset(self._call.uses), True))
+        call = self._call or self.raised
+        if call is not None:
+            self.statements.append(Statement(call.text, (), frozenset(call.uses), True))
 
     def _is_foreign(self, frame: types.FrameType) -> bool:
         return frame.f_code.co_filename != str(self.home) and is_foreign(frame.f_code.co_filename)
@@ -209,7 +226,13 @@ class _Recorder(TorchFunctionMode):
     def program(self, outputs: Mapping[str, str], raised: bool) -> Program:
         """What was heard."""
         return Program(
-            tuple(self.statements), dict(self.modules), tuple(self.files), dict(self.constants), outputs, raised
+            statements=tuple(self.statements),
+            modules=dict(self.modules),
+            files=tuple(self.files),
+            constants=dict(self.constants),
+            classes=tuple(self.classes),
+            outputs=outputs,
+            raised=raised,
         )
 
     def call_whole(self, function: Callable[..., Any], arguments: Mapping[str, Any], result: Any) -> None:
@@ -347,9 +370,119 @@ class _Recorder(TorchFunctionMode):
             return f"({', '.join(parts)}{',' if len(parts) == 1 else ''})"
         if isinstance(value, dict) and all(isinstance(key, str) for key in value):
             return f"{{{', '.join(f'{key!r}: {self._value(item)}' for key, item in value.items())}}}"
-        raise NotTraced(
-            f"an argument of type {type(value).__module__}.{type(value).__qualname__} cannot be written down"
-        )
+        if isinstance(value, torch.Size):
+            return str(tuple(value))
+        return self._object(value)
+
+    # -------------------------------------------------------------------- objects
+
+    def _object(self, value: Any) -> str:
+        """A function of another package, or an object, which gets a variable and its attributes one by one."""
+        if isinstance(value, _Constantly):
+            return f"constantly({self._value(value.answer)})"
+        if isinstance(value, types.MethodType):
+            return f"{self._value(value.__self__)}.{value.__name__}"
+        if isinstance(value, partial):
+            called = self._arguments(value.args, value.keywords)
+            return f"partial({self._value(value.func)}, {called})"
+        if (path := self._path_of(value)) is not None:
+            return path
+        if isinstance(value, types.FunctionType):
+            return f"constantly({self._value(_constant(value))})"
+        name = f"o{len(self._kept)}"
+        kind = self._kind_of(value)
+        self.known(value, name)
+        self.statements.append(Statement(f"{name} = {kind}", (name,), frozenset(), False))
+        self._state[name] = {}
+        self._follow(value, name)
+        self._uses.add(name)
+        return name
+
+    def _path_of(self, value: Any) -> str | None:
+        """A function, kernel or class of another package by its module."""
+        inner = getattr(value, "fn", value)
+        code = getattr(inspect.unwrap(inner) if callable(inner) else inner, "__code__", None)
+        if isinstance(value, type):
+            file = _file_of(value)
+        elif code is not None and not isinstance(value, types.MethodType):
+            file = code.co_filename
+        else:
+            return None
+        if not is_foreign(file) or file == str(self.home) or "<" in inner.__qualname__:
+            return None
+        return f"{self._module(Path(file))}.{inner.__qualname__}"
+
+    def _kind_of(self, value: Any) -> str:
+        """The expression of an object without attributes: of its class, or plain where the class is an adapter's."""
+        kind = type(value)
+        if (path := self._path_of(kind)) is not None:
+            return f"{path}.__new__({path})"
+        stands_for = loader.stands_for(kind)
+        if stands_for is not None:
+            module, name = stands_for
+            self.classes[stands_for] = None
+            return f"importlib.import_module({module!r}).{name}()"
+        if kind is types.SimpleNamespace or is_dataclass(value) or not is_foreign(_file_of(kind)):
+            return "SimpleNamespace()"
+        raise NotTraced(f"an argument of type {kind.__module__}.{kind.__qualname__} cannot be written down")
+
+    def _follow(self, value: Any, name: str) -> None:
+        """Write down the attributes of an object that are not what they were when it was seen last."""
+        seen, before = self._state[name], self._uses
+        for attribute, held in _attributes(value).items():
+            if attribute in seen and _is_default(held, seen[attribute]):
+                continue
+            self._uses = set()
+            text = f"{name}.{attribute} = {self._value(held)}"
+            self.statements.append(Statement(text, (), frozenset(self._uses | {name}), True))
+            seen[attribute] = held
+        self._uses = before
+
+    def _follow_all(self) -> None:
+        """Before another package sees them: what the adapter has changed in objects that it has seen."""
+        for value in self._objects():
+            self._follow(value, self._names[id(value)])
+
+    def _seen_all(self) -> None:
+        """After another package has had them: what it has made of objects is its own affair."""
+        for value in self._objects():
+            self._state[self._names[id(value)]] = dict(_attributes(value))
+
+    def _objects(self) -> list[Any]:
+        """Objects that were written down and whose attributes can change."""
+        return [v for v in self._kept if self._names[id(v)] in self._state and not is_dataclass(v)]
+
+
+def _attributes(value: Any) -> dict[str, Any]:
+    """What an object of an adapter answers: attributes, and of a dataclass properties and methods without arguments."""
+    found = dict(getattr(value, "__dict__", {}))
+    if not is_dataclass(value):
+        return found
+    for name, member in inspect.getmembers(type(value)):
+        if name.startswith("__") or name in found:
+            continue
+        if isinstance(member, property):
+            found[name] = getattr(value, name)
+        elif isinstance(member, types.FunctionType):
+            found[name] = _Constantly(_constant(partial(member, value)))
+    return found
+
+
+@dataclass(frozen=True, eq=False)
+class _Constantly:
+    """A method that always gives the same."""
+
+    answer: Any
+
+
+def _constant(function: Callable[..., Any]) -> Any:
+    """What a function of an adapter gives, whatever it is asked. Raises ``NotTraced`` if it is not that simple."""
+    for arguments in ((), (None,)):
+        try:
+            return function(*arguments)
+        except Exception:  # noqa: BLE001 - it was not meant to be called like this
+            continue
+    raise NotTraced("an argument is a function that cannot be written down")
 
 
 def _is_named(value: Any, foreign: bool) -> bool:
@@ -371,6 +504,12 @@ def _changes(func: Any, kwargs: Mapping[str, Any]) -> bool:
     """Whether a torch function changes one of its arguments."""
     name = getattr(func, "__name__", "").partition(".")[0]
     return name == "__setitem__" or (name.endswith("_") and not name.endswith("__")) or "out" in kwargs
+
+
+def _raises(frame: types.FrameType) -> bool:
+    """Whether a frame that is left is left by an exception."""
+    last = dis.opname[frame.f_code.co_code[frame.f_lasti]]
+    return "RETURN" not in last and "YIELD" not in last
 
 
 def _is_launch(frame: types.FrameType) -> bool:

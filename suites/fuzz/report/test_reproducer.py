@@ -1,11 +1,11 @@
-"""Reproducers of planted faults, run as a stranger would: in a clean process that has the kernel's package and torch."""
+"""Reproducers of planted faults, run as a stranger would: in a clean process with the kernel's package and torch."""
 
 from __future__ import annotations
 
+import ast
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -21,6 +21,8 @@ from fuzz.plan import Plan
 from fuzz.report.reproducer import ISSUE_FILE, SCRIPT_FILE, open_reproducers, reproducers, write_reproducer
 from fuzz.space import Space
 from oracle.kinds import Engine
+
+pytestmark = pytest.mark.slow
 
 HERE = Path(__file__).parent
 TARGETS = "suites.fuzz.report.planted_targets"
@@ -57,7 +59,7 @@ class Written:
 
 
 @pytest.fixture(scope="module")
-def written(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Written]:
+def written(tmp_path_factory: pytest.TempPathFactory) -> Written:
     folder = tmp_path_factory.mktemp("planted")
     faulty, mended = package(folder / "faulty", mended=False), package(folder / "mended", mended=True)
     with pytest.MonkeyPatch.context() as patch:
@@ -68,7 +70,7 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Written]:
             made = list(reproducers(pool, list(found.values()), HOW))
     folders = {f.target: write_reproducer(folder / f"reproducer-{f.id}", f, one) for f, one in made}
     assert [one.reason for _, one in made] == [""] * len(PLANTED)
-    yield Written(found, folders, faulty, mended)
+    return Written(found, folders, faulty, mended)
 
 
 def search() -> dict[str, Finding]:
@@ -135,8 +137,6 @@ def test_a_script_needs_none_of_us(written: Written) -> None:
 
 def imported(text: str) -> set[str]:
     """Top-level names that a script imports."""
-    import ast
-
     found = set()
     for node in ast.walk(ast.parse(text)):
         if isinstance(node, ast.Import):
