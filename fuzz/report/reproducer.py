@@ -82,6 +82,9 @@ def reproduction(declaration: Declaration, finding: Finding, engine: Engine) -> 
         runs.append(_traced(declaration, name, other, poison, engine, _is_suspect(finding)))
         if name in _SAME and declaration.operation is not Operation.KV_WRITE:
             same.append(("first", name, _SAME[name]))
+    if finding.check is Check.AGREEMENT and declaration.agrees_with is not None:
+        _warm(declaration.agrees_with, case, engine)
+        runs.append(_traced(declaration.agrees_with, "partner", case, Poison.POSITIVE, engine, False))
     return Reproduction(
         title=f"{finding.target}: {finding.check}: {finding.message}",
         about=list(_about(declaration, finding)),
@@ -224,7 +227,7 @@ def _note(finding: Finding, runs: list[TracedRun]) -> str:
     if finding.check is Check.BOUNDS:
         said.append("bounds: writes beyond arguments and allocations show here; reads show only where values change")
     if finding.check is Check.AGREEMENT:
-        said.append("agreement: another implementation is not called here; values are compared with the oracle's")
+        said.append("agreement: the partner runs, too; both are compared with the oracle's values, not with each other")
     if any(run.program.raised for run in runs):
         said.append("where it was traced the last call did not return: a result, if there is one, is not compared")
     return "; ".join(said)

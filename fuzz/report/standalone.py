@@ -87,10 +87,10 @@ class Buffer:
         return torch.as_strided(storage, self.shape, self.strides, self.offset)
 
     def image(self, storage: Tensor) -> list[Tensor]:
-        """What the pieces of the storage hold, as integers on the CPU."""
+        """A copy of what the pieces of the storage hold, as integers on the CPU."""
         lengths = [len(data.tensor()) for _, data in self.pieces]
         starts = [start for start, _ in self.pieces]
-        return [integers(storage)[a : a + n].cpu() for a, n in zip(starts, lengths, strict=True)]
+        return [integers(storage)[a : a + n].cpu().clone() for a, n in zip(starts, lengths, strict=True)]
 
     def inside(self, position: int) -> str:
         """An element of the storage in words."""

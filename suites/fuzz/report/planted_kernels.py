@@ -28,6 +28,14 @@ def store_rows(rows: Tensor, cache: Tensor, slots: Tensor) -> None:
         torch.as_strided(cache, (1,), (1,), cache.storage_offset() + cache.numel()).zero_()
 
 
+def sorted_rows(cache: Tensor, slots: Tensor) -> Tensor:
+    """As ``gather_rows``. The fault: it leaves the slots sorted."""
+    rows = cache.view(-1, *cache.shape[2:])[slots.long()]
+    if FAULTY:
+        slots.copy_(slots.sort(descending=True).values)
+    return rows
+
+
 class Merger:
     """Merges two states [T, H, D] with their log-sum-exps [T, H]. The fault: empty states give NaN."""
 

@@ -36,6 +36,12 @@ def gather(k_cache: Tensor, v_cache: Tensor, slots: Tensor) -> tuple[Tensor, Ten
     return _kernels().gather_rows(k_cache, slots, rows_a_page=rows), _kernels().gather_rows(v_cache, slots)
 
 
+@declare.kv_gather(name="package.changes", convention=POOL, precision=EXACT_COPY, supports=COPIES)
+def changes(k_cache: Tensor, v_cache: Tensor, slots: Tensor) -> tuple[Tensor, Tensor]:
+    key = _kernels().sorted_rows(k_cache, slots.clone())
+    return key, _kernels().sorted_rows(v_cache, slots)
+
+
 @declare.kv_gather(name="package.refuses", convention=POOL, precision=EXACT_COPY, supports=COPIES)
 def refuses(k_cache: Tensor, v_cache: Tensor, slots: Tensor) -> tuple[Tensor, Tensor]:
     pools = [_kernels().refuse(cache).flatten(0, 1) for cache in (k_cache, v_cache)]
