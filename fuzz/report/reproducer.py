@@ -92,7 +92,7 @@ def reproduction(declaration: Declaration, finding: Finding, engine: Engine) -> 
         same=same,
         asked=dict(loader.asked),
         gpu=launched or engine is not Engine.EMULATOR,
-        apart=finding.check in (Check.CRASH, Check.HANG),
+        raises=finding.check is Check.CRASH,
         note=_note(finding, runs),
     )
 

@@ -59,7 +59,7 @@ class Reproduction:
     asked: Mapping[str, types.ModuleType]
     """modules that were imported while the calls ran"""
     gpu: bool
-    apart: bool
+    raises: bool
     note: str
 
 
@@ -199,7 +199,7 @@ def _case(what: Reproduction, runs: Sequence[str]) -> list[str]:
     same = "".join(f"\n        {pair!r}," for pair in what.same)
     case = (
         f"CASE = Case(\n    title={what.title!r},\n    runs=[\n{listed},\n    ],\n    same=[{same}\n    ],\n"
-        f"    gpu={what.gpu},\n    apart={what.apart},\n    note={what.note!r},\n)"
+        f"    gpu={what.gpu},\n    raises={what.raises},\n    note={what.note!r},\n)"
     )
     return ["\n".join([*lines, "}"]), case]
 

@@ -134,8 +134,8 @@ class Case:
     runs: list[Run]
     same: list[tuple[str, str, str]]
     gpu: bool
-    apart: bool
-    """in a process of its own: it may crash, or hang"""
+    raises: bool
+    """an exception is what was found"""
     note: str = ""
     timeout_s: float = 120.0
 
@@ -258,14 +258,14 @@ def shown(element: Tensor) -> str:
 
 
 def main(case: Case, prepare: Callable[[], None] = lambda: None) -> int:
-    """Run everything. 1: something is wrong, 0: nothing is, 2: it cannot run here."""
+    """Run everything in a process of its own. 1: something is wrong, 0: nothing is, 2: it cannot run here."""
+    if "--here" not in sys.argv:
+        return apart(case)
     print(case.title)
     if case.gpu and DEVICE != "cuda" and os.environ.get("TRITON_INTERPRET") != "1":
         print("this kernel needs a GPU that torch can use; on a CPU: attn-oracle replay finding.json")
         return 2
     prepare()
-    if case.apart and "--here" not in sys.argv:
-        return apart(case)
     done: dict[str, Done] = {}
     wrong: list[str] = []
     for run in case.runs:
@@ -275,7 +275,11 @@ def main(case: Case, prepare: Callable[[], None] = lambda: None) -> int:
             print(f"cannot be imported: {error}")
             return 2
         except Exception as error:  # noqa: BLE001 - whatever the call raises is what is shown
-            wrong.append(f"{run.name}: the call raises {type(error).__name__}: {' '.join(str(error).split())[:300]}")
+            said = f"{run.name}: the call raises {type(error).__name__}: {' '.join(str(error).split())[:300]}"
+            if not (case.raises or wrong or of_the_device(error)):
+                print(f"{said}; that is not what was found")
+                return 2
+            wrong.append(said)
             break
         wrong += [f"{run.name}: {line}" for line in done[run.name].wrong]
     wrong += between(case, done)
@@ -283,6 +287,11 @@ def main(case: Case, prepare: Callable[[], None] = lambda: None) -> int:
     if case.note:
         print(case.note)
     return 1 if wrong else 0
+
+
+def of_the_device(error: Exception) -> bool:
+    """Whether a GPU says that a kernel went wrong, such as by an illegal access."""
+    return any(words in str(error) for words in ("CUDA error: ", "HIP error: ", "Triton Error ["))
 
 
 def between(case: Case, done: dict[str, Done]) -> list[str]:
@@ -315,7 +324,7 @@ def differences(a: dict[str, Tensor], b: dict[str, Tensor], words: str) -> list[
 
 
 def apart(case: Case) -> int:
-    """The same in a process of its own, whose death or silence is what is shown."""
+    """The same in a process of its own, whose death or silence shows the fault, too."""
     command = [sys.executable, os.path.abspath(__file__), "--here"]
     try:
         ended = subprocess.run(command, timeout=case.timeout_s, check=False).returncode

@@ -38,10 +38,15 @@ PLANTED = {
 }
 
 
-def package(folder: Path, *, mended: bool) -> Path:
-    """A package ``planted`` in ``folder``, with the faults or without."""
+BEGINS = "    keys_seen = "
+
+
+def package(folder: Path, *, mended: bool, instead: str = "") -> Path:
+    """A package ``planted`` in ``folder``, with the faults or without; ``instead`` is what attention does."""
     text = (HERE / "planted_kernels.py").read_text(encoding="utf-8")
     assert "FAULTY = True" in text
+    assert text.count(BEGINS) == 1
+    text = text.replace(BEGINS, f"    {instead}\n{BEGINS}") if instead else text
     inside = folder / "planted"
     inside.mkdir(parents=True)
     (inside / "__init__.py").write_text("")
@@ -163,3 +168,17 @@ def test_the_report_says_what_on_what_and_how(written: Written) -> None:
         assert wanted in text
     assert "window: 2 keys where 1 key is asked for" in text
     assert "/" not in text.replace("error/budget", "")
+
+
+@pytest.mark.parametrize(
+    ("instead", "code", "said"),
+    [
+        ("import os; os.abort()", 1, "the process was killed by signal 6"),
+        ("raise RuntimeError('CUDA error: an illegal memory access was encountered')", 1, "first: the call raises Run"),
+        ("raise KeyError('a plan')", 2, "first: the call raises KeyError: 'a plan'; that is not what was found"),
+    ],
+)
+def test_a_call_that_ends_otherwise(written: Written, tmp_path: Path, instead: str, code: int, said: str) -> None:
+    other = package(tmp_path / "other", mended=False, instead=instead)
+    ended, told = run_script(written.folders["package.extend"], other)
+    assert (ended, said in told) == (code, True), told
