@@ -227,7 +227,8 @@ def minimise_findings(
     """One smaller finding for each fault that can be told apart, the smallest first. ``done`` hears of each at once.
 
     ``time_s`` is shared: each has what is left over those that are left, at most ``each_s``; None: there is no limit of
-    time. The smallest cases of a target so far are tried first for its other findings.
+    time. The smallest cases of a target so far are tried first for its other findings. Settings with the ledger keep
+    known defects apart, also where the search ignored it.
     """
     known = {d.name: d for d in declarations}
     todo = [f for f in sorted(distinct(list(findings)), key=lambda f: (f.size, f.id)) if f.target in known]

@@ -335,8 +335,12 @@ class _Recorder(TorchFunctionMode):
         return "DEVICE" if name == "device" and value is not None else self._value(value)
 
     def _index(self, index: Any) -> str:
-        if isinstance(index, tuple):
-            return ", ".join(map(self._value, index)) + ("," if len(index) == 1 else "") if index else "()"
+        """What stands between the brackets."""
+        if isinstance(index, tuple) and index:
+            return ", ".join(map(self._index, index)) + ("," if len(index) == 1 else "")
+        if isinstance(index, slice):
+            start, stop = ("" if end is None else self._value(end) for end in (index.start, index.stop))
+            return f"{start}:{stop}" + ("" if index.step is None else f":{self._value(index.step)}")
         return self._value(index)
 
     def _value(self, value: Any) -> str:

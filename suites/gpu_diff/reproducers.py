@@ -111,7 +111,7 @@ import sys
 from pathlib import Path
 
 WORDS = {0: "does not show", 1: "shows", 2: "cannot run here"}
-rows = ["| defect | ended with | | last line |", "|---|---|---|---|"]
+rows = ["| defect | ended with | | what it said |", "|---|---|---|---|"]
 for script in sorted(Path(__file__).resolve().parent.glob("*/reproduce.py")):
     try:
         done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, timeout=300)
@@ -119,7 +119,8 @@ for script in sorted(Path(__file__).resolve().parent.glob("*/reproduce.py")):
     except subprocess.TimeoutExpired:
         code, lines = "time", ["took longer than 300 s"]
     print(f"== {script.parent.name}: {code}", *lines[:12], sep="\\n    ", flush=True)
-    said = next((line for line in lines[1:] if line.strip()), "").replace("|", "/").strip()[:150]
+    told = [line for line in lines if ": " in line and not line.startswith(("not everything", "sglang.", "/"))]
+    said = (told or lines or [""])[0].replace("|", "/").strip()[:150]
     rows.append(f"| {script.parent.name} | {code} | {WORDS.get(code, 'something else')} | {said} |")
 print("\\n".join(rows))
 if len(sys.argv) > 1:
