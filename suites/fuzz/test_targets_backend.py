@@ -18,9 +18,9 @@ from fuzz.buffers import Poison
 from fuzz.case import Case
 from fuzz.check.attention import attention_values
 from fuzz.check.execute import Execution, execute
-from fuzz.check.relations import chunks
 from fuzz.check.result import Check
 from fuzz.check.run import check_case
+from fuzz.check.variations import chunks
 from fuzz.features import labels
 from fuzz.instance import build
 from fuzz.ledger import Defect, load

@@ -237,13 +237,20 @@ class _Path:
     ps: bool
     v_layout: VLayout = VLayout.V5D
     page_sizes: tuple[int, ...] = SUPPORTS.page_sizes
+    other_parts: tuple[int, ...] = ()
+    """Numbers of partitions that the caller may ask for as well."""
+
+    def knobs(self) -> tuple[declare.Knob, ...]:
+        """The number of partitions, where the caller chooses it."""
+        other = declare.Knob(keyword="partitions", values=self.other_parts, precision="max_splits")
+        return (other,) if self.other_parts else ()
 
 
 ONE_SHOT_PATH = _Path("one_shot", ONE_SHOT, lambda lengths: 1, True)
-PS = _Path("ps", PERSISTENT, lambda lengths: SPLITS, True)
+PS = _Path("ps", PERSISTENT, lambda lengths: SPLITS, True, other_parts=(2, 5, 8))
 NON_PS = _Path("non_ps", PARTITIONED, _partitions, False)
 NON_PS_V4D = _Path("non_ps.v4d", PARTITIONED, _partitions, False, VLayout.V4D)
-PAGE_1024 = _Path("page_1024", PERSISTENT, lambda lengths: 4, True, page_sizes=(1024,))
+PAGE_1024 = _Path("page_1024", PERSISTENT, lambda lengths: 4, True, page_sizes=(1024,), other_parts=(8,))
 PAGE_1024_NON_PS = _Path("page_1024.non_ps", PARTITIONED, _partitions, False, page_sizes=(1024,))
 
 
@@ -259,10 +266,12 @@ def _declared(path: _Path, device: Device) -> Callable[..., Tensor]:
         supports=replace(SUPPORTS, page_sizes=path.page_sizes, kv_dtypes=(fp8,), archs=(device.arch or "",)),
         engines=(Engine.EMULATOR, Engine.HIP),
         unavailable=lambda engine: other_arch(device, engine) or AITER.missing(FILES, engine),
+        knobs=path.knobs(),
     )
 
-    def target(*tensors: Tensor, **options: Any) -> Tensor:
-        return _run(*tensors, **options, parts=path.parts, ps=path.ps, device=device)
+    def target(*tensors: Tensor, partitions: int | None = None, **options: Any) -> Tensor:
+        parts = path.parts if partitions is None else lambda _: partitions
+        return _run(*tensors, **options, parts=parts, ps=path.ps, device=device)
 
     return attach(target)
 

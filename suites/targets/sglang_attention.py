@@ -37,6 +37,8 @@ EXTEND = tuple(f"{folder}/extend_attention.py" for folder in FOLDERS)
 SPLITS = 8
 """Partial results a request may have; request i uses 1 + i % SPLITS of them."""
 
+KNOBS = (declare.Knob(keyword="splits", values=(1, 3, 16), precision="max_splits"),)
+
 
 Names = dict[str, dict[str, object]]
 
@@ -153,12 +155,13 @@ def _run_decode(
     k_descale: Tensor | None,
     v_descale: Tensor | None,
     window: None,
+    splits: int = SPLITS,
 ) -> Tensor:
     batch, heads, dim_v = q.shape[0], q.shape[1], v_cache.shape[2]
     out = torch.empty(batch, heads, dim_v, dtype=q.dtype, device=q.device)
-    logits = torch.empty(batch, heads, SPLITS, dim_v, dtype=torch.float32, device=q.device)
-    lses = torch.empty(batch, heads, SPLITS, dtype=torch.float32, device=q.device)
-    splits = torch.arange(batch, dtype=torch.int32, device=q.device) % SPLITS + 1
+    logits = torch.empty(batch, heads, splits, dim_v, dtype=torch.float32, device=q.device)
+    lses = torch.empty(batch, heads, splits, dtype=torch.float32, device=q.device)
+    used = torch.arange(batch, dtype=torch.int32, device=q.device) % splits + 1
     kernels().decode_attention_fwd(
         q,
         k_cache,
@@ -168,8 +171,8 @@ def _run_decode(
         slots,
         logits,
         lses,
+        used,
         splits,
-        SPLITS,
         scale,
         1.0 if k_descale is None else float(k_descale),
         1.0 if v_descale is None else float(v_descale),
@@ -184,11 +187,25 @@ def _no_decode(engine: Engine) -> str | None:
 
 
 @declare.paged_decode(
-    name="sglang.triton.decode", convention=CONVENTION, precision=PLAIN, supports=SUPPORTS, unavailable=_no_decode
+    name="sglang.triton.decode",
+    convention=CONVENTION,
+    precision=PLAIN,
+    supports=SUPPORTS,
+    unavailable=_no_decode,
+    knobs=KNOBS,
 )
-def decode(q: Tensor, k_cache: Tensor, v_cache: Tensor, kv_indptr: Tensor, slots: Tensor, **options: Any) -> Tensor:
+def decode(
+    q: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    kv_indptr: Tensor,
+    slots: Tensor,
+    *,
+    splits: int = SPLITS,
+    **options: Any,
+) -> Tensor:
     """One key head for each query head."""
-    return _run_decode(_decode, q, k_cache, v_cache, kv_indptr, slots, **options)
+    return _run_decode(_decode, q, k_cache, v_cache, kv_indptr, slots, splits=splits, **options)
 
 
 @declare.paged_decode(
@@ -197,12 +214,20 @@ def decode(q: Tensor, k_cache: Tensor, v_cache: Tensor, kv_indptr: Tensor, slots
     precision=_with_fp8(GROUPED, *FP8),
     supports=replace(SUPPORTS, group_sizes=(4, 2, 16)),
     unavailable=_no_decode,
+    knobs=KNOBS,
 )
 def decode_grouped(
-    q: Tensor, k_cache: Tensor, v_cache: Tensor, kv_indptr: Tensor, slots: Tensor, **options: Any
+    q: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    kv_indptr: Tensor,
+    slots: Tensor,
+    *,
+    splits: int = SPLITS,
+    **options: Any,
 ) -> Tensor:
     """Several query heads to a key head."""
-    return _run_decode(_decode, q, k_cache, v_cache, kv_indptr, slots, **options)
+    return _run_decode(_decode, q, k_cache, v_cache, kv_indptr, slots, splits=splits, **options)
 
 
 @declare.paged_decode(
@@ -212,12 +237,20 @@ def decode_grouped(
     supports=replace(SUPPORTS, group_sizes=(4, 2, 16), kv_dtypes=("e4m3fnuz",), archs=("gfx942",)),
     engines=(Engine.EMULATOR, Engine.HIP),
     unavailable=lambda engine: other_arch(MI300X, engine) or _no_decode(engine),
+    knobs=KNOBS,
 )
 def decode_grouped_gfx942(
-    q: Tensor, k_cache: Tensor, v_cache: Tensor, kv_indptr: Tensor, slots: Tensor, **options: Any
+    q: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    kv_indptr: Tensor,
+    slots: Tensor,
+    *,
+    splits: int = SPLITS,
+    **options: Any,
 ) -> Tensor:
     """The same on gfx942, whose fp8 is another."""
-    return _run_decode(_decode_on_gfx942, q, k_cache, v_cache, kv_indptr, slots, **options)
+    return _run_decode(_decode_on_gfx942, q, k_cache, v_cache, kv_indptr, slots, splits=splits, **options)
 
 
 EXTEND_CONVENTION = replace(
