@@ -23,13 +23,16 @@ relation whose preconditions do not hold is left out: it neither passes nor fail
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
+from fuzz import engine as engines
 from fuzz.call import Unsupported
 from fuzz.case import Case
 from fuzz.check.alike import same_bits, within
 from fuzz.check.execute import Execution, Progress, execute
 from fuzz.check.result import Check, CheckResult
+from fuzz.check.session import extender, in_session, serve
 from fuzz.check.variations import (
     alone,
     as_extend,
@@ -42,10 +45,12 @@ from fuzz.check.variations import (
     turned,
     unsaturated,
 )
+from fuzz.instance import build
 from fuzz.probes import PLAIN
 from fuzz.support import unsupported
 from oracle.declare import Declaration
 from oracle.kinds import Engine
+from oracle.verdict import Verdict
 
 
 def relations(
@@ -77,6 +82,9 @@ def relations(
         yield close(Check.FRESH, words, again(company), own)
     for chunk, rows in chunks(case):
         yield close(Check.CHUNKS, f"in two steps, tokens {rows}: ", again(chunk), rows)
+    through = extender(declaration)
+    if through is not None and in_session(case):
+        yield _session(declaration, through, case, engine, first, progress)
     for knob in declaration.knobs:
         tuned, words = turned(declaration, knob, case)
         other = execute(tuned, case, first.poison, engine, progress)
@@ -85,6 +93,23 @@ def relations(
         yield close(Check.RESCALED, "descales rescaled: ", again(case, change=rescale), every, factor=out_factor(case))
     if declaration.agrees_with is not None:
         yield from _agreement(declaration, declaration.agrees_with, case, engine, first, progress)
+
+
+def _session(
+    declaration: Declaration, through: Declaration, case: Case, engine: Engine, first: Execution, progress: Progress
+) -> CheckResult:
+    """Both requests of the session against the first of the case."""
+    device = engines.device(engine)
+    outs = serve(declaration, through, case, first.poison, device, progress)
+    engines.synchronize(engine)
+    single = build(alone(case), first.poison, device)
+    rows = range(case.query_lens[0])
+    for out, words in zip(outs, ("after two chunks: ", "with a prefix in shared pages: "), strict=True):
+        last = replace(first, instance=single, outputs={"out": out})
+        found = within(Check.SESSION, words, (declaration, first), (declaration, last), rows)
+        if found.verdict is not Verdict.PASS:
+            return found
+    return CheckResult(Check.SESSION, Verdict.PASS)
 
 
 def _agreement(

@@ -39,6 +39,8 @@ class Check(StrEnum):
     """a power of two may be moved from a descale to what it multiplies"""
     CHUNKS = "chunks"
     """tokens given in two steps get what they get in one"""
+    SESSION = "session"
+    """steps over one pool, whose pages were others' before, give what a step over a pool of its own gives"""
     AGREEMENT = "agreement"
     """another target, named by the declaration, gives the same"""
     INT32_WRAP = "int32_wrap"

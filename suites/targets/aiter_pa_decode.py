@@ -160,7 +160,7 @@ PARTITIONED = replace(
 )
 
 
-def _by_dtype(usual: Precision, fp8: str) -> dict[str, Precision]:
+def by_dtype(usual: Precision, fp8: str) -> dict[str, Precision]:
     """With an fp8 cache weights are cast after a factor: by path and descales 1, the format's largest number, or
     that times a descale over the largest in the partition. Below 1 it is said here, and no number that a format
     holds, so that no weight counts as exact."""
@@ -262,7 +262,7 @@ def _declared(path: _Path, device: Device) -> Callable[..., Tensor]:
     attach = declare.paged_decode(
         name=f"aiter.pa_decode_gluon.{path.name}{'.gfx950' if gfx950 else ''}",
         convention=replace(CONVENTION, v_layout=path.v_layout, fp8_flavour=flavour),
-        precision=_by_dtype(path.precision, fp8),
+        precision=by_dtype(path.precision, fp8),
         supports=replace(SUPPORTS, page_sizes=path.page_sizes, kv_dtypes=(fp8,), archs=(device.arch or "",)),
         engines=(Engine.EMULATOR, Engine.HIP),
         unavailable=lambda engine: other_arch(device, engine) or AITER.missing(FILES, engine),
