@@ -46,6 +46,9 @@ Targets = Annotated[
 ]
 Seed = Annotated[int, typer.Option(min=0, max=(1 << 63) - 1, help="Case i is a function of it.")]
 Timeout = Annotated[str, typer.Option("--timeout", metavar="SECONDS", help="For one case; beyond it the case hangs.")]
+Sglang = Annotated[
+    str | None, typer.Option("--sglang", metavar="A,B", help="The same over several versions of sglang, and a table.")
+]
 Jobs = Annotated[int | None, typer.Option(min=1, help="Worker processes. Default: the machine's cores.")]
 
 
@@ -153,6 +156,7 @@ def _bisecting(bisect: bool) -> Iterator[None]:
 
 @app.command()
 def fuzz(
+    context: typer.Context,
     patterns: Annotated[list[str] | None, typer.Argument(metavar="[T]...", help="Globs over target names.")] = None,
     cases: Annotated[int | None, typer.Option(min=1, help="Cases a target: the same findings again.")] = None,
     time: Annotated[
@@ -166,12 +170,17 @@ def fuzz(
     timeout: Timeout = CASE_TIMEOUT,
     modules: Modules = None,
     as_json: Json = False,
+    sglang: Sglang = None,
 ) -> None:
     """Search for cases on which a target is wrong."""
     if (cases is None) == (time is None):
         raise Stop(Exit.USAGE, "fuzz: give one of --cases N and --time 10m")
     time_s = None if time is None else duration("--time", time)
     timeout_s = duration("--timeout", timeout)
+    if sglang is not None:
+        from fuzz.sweep import sweep
+
+        sweep(sglang, ("-m", "attn_oracle_cli"), context.obj, out, as_json)
     from fuzz.commands import finish, keeper, parse_engine, prepare, replay_options, search
 
     prepared = prepare(
@@ -327,7 +336,9 @@ def guarded(command: typer.Typer, arguments: Sequence[str] | None = None) -> int
 
 def _run(command: typer.Typer, arguments: Sequence[str] | None) -> int:
     try:
-        command(args=None if arguments is None else list(arguments))
+        given = list(sys.argv[1:] if arguments is None else arguments)
+        # A command that runs itself again, in another process, needs them as they were given.
+        command(args=given, obj=given)
     except SystemExit as stop:
         return stop.code if isinstance(stop.code, int) else Exit.CLEAN
     except OutputError:

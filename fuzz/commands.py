@@ -337,10 +337,15 @@ def _cannot_write(out: Path, error: OSError) -> Stop:
 
 
 def search(campaign: Campaign, pool: Pool, kept: Keeper) -> None:
-    """Run a campaign with progress on stderr; each finding is kept at once. Ctrl-C or SIGTERM ends it."""
+    """Run a campaign with progress on stderr; each finding is kept at once. Ctrl-C or SIGTERM ends it.
+
+    Whoever listened to its outcomes goes on listening.
+    """
+    earlier = campaign.on_outcome
     with progress(campaign) as step:
 
         def note(outcome: Outcome, found: list[Finding]) -> None:
+            earlier(outcome, found)
             kept.keep(found)
             if outcome.harness is not None:
                 kept.keep_error(outcome.harness)

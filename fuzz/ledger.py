@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import tomllib
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,7 @@ from fuzz.case import Case, CaseError, load_case
 from fuzz.check.result import Check
 from fuzz.errors import Expected
 from fuzz.features import labels
+from oracle.declare import Declaration
 from oracle.kinds import Engine
 
 SCHEMA = 1
@@ -34,7 +35,7 @@ class LedgerError(Expected, ValueError):
 class Defect:
     """One entry.
 
-    Each of ``targets`` shows the defect by the entry's case. ``checks`` lists every check by which the defect
+    Each of ``targets`` shows the defect by the entry's case (``case_for``). ``checks`` lists every check by which it
     shows (an engine may crash where another reports an address); ``diagnosis`` is a class, None matches any;
     ``features`` maps a feature to the labels that trigger it; ``upstream`` is a public reference or "unreported".
     """
@@ -58,6 +59,13 @@ class Defect:
             (version := versions.get(name)) is not None and specifier.contains(version, prereleases=True)
             for name, specifier in self.packages.items()
         )
+
+    def case_for(self, declaration: Declaration) -> Case:
+        """The entry's case; in its own format for a target whose pool holds another 8-bit one."""
+        case, own = self.case, declaration.supports.kv_dtypes
+        if case.kv_dtype == case.dtype or not own or case.kv_dtype in own:
+            return case
+        return replace(case, kv_dtype=own[0])
 
     def matches(self, target: str, check: Check, diagnosis: str | None, case: Case) -> bool:
         """Whether a failure is this defect."""

@@ -98,6 +98,7 @@ def _natural_lse(partner: Declaration, run: Execution, bounds: Bounds, count: sl
 
 
 def _half_spacing(values: Tensor) -> Tensor:
-    """An upper bound on the rounding error that is in each of ``values``, float64."""
+    """An upper bound on the rounding error that is in each of ``values``, float64; 0 where one is not finite."""
     info = torch.finfo(values.dtype)
-    return values.double().abs().clamp_min(info.smallest_normal) * info.eps / 2
+    found = values.double().abs().clamp_min(info.smallest_normal) * info.eps / 2
+    return found.masked_fill(~values.isfinite(), 0.0)

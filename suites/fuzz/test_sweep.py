@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from fuzz.errors import Exit, Stop
-from suites.gpu_diff.sweep import Run, parse_versions, rows, without_sweep, worst
+from fuzz.sweep import Run, parse_versions, rows, without_sweep, worst
 
 
 def report(cases: int, *findings: tuple[str, str | None]) -> dict[str, Any]:
