@@ -82,18 +82,44 @@ def doctor(as_json: Json = False) -> None:
 
 
 @app.command()
-def targets(as_json: Json = False, modules: Modules = None) -> None:
+def targets(
+    as_json: Json = False,
+    modules: Modules = None,
+    functions: Annotated[
+        bool, typer.Option("--functions", help="By function: over what, where, how many cases, what is known.")
+    ] = False,
+    result: Annotated[
+        list[Path] | None,
+        typer.Option("--result", metavar="FILE", help="Count the cases of a --json result or a bundle. Repeatable."),
+    ] = None,
+) -> None:
     """List every target, its engines here, or why it cannot run here."""
+    if result and not functions:
+        raise Stop(Exit.USAGE, "--result: allowed: with --functions")
     from fuzz import registry
     from fuzz.report.targets import lines, to_dict
 
     known = registry.load(modules or ())
     rows = {name: {engine: registry.why_not(d, engine) for engine in Engine} for name, d in known.items()}
+    if functions:
+        _print_functions(list(known.values()), rows, result or (), as_json)
+        return
     if as_json:
         _print_json({"schema": 1, "targets": {name: to_dict(d, rows[name]) for name, d in known.items()}})
         return
     for name, declaration in known.items():
         print("\n".join(lines(declaration, rows[name])))
+
+
+def _print_functions(known: Sequence[Any], reasons: Any, result: Sequence[Path], as_json: bool) -> None:
+    from fuzz.commands import built_in_ledger, wide_console
+    from fuzz.report import functions
+
+    found = functions.rows(known, reasons, built_in_ledger(), [functions.read_result(path) for path in result])
+    if as_json:
+        _print_json({"schema": 1, "functions": [row.to_dict() for row in found]})
+    else:
+        wide_console().print(functions.table(found))
 
 
 @app.command()

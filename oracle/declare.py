@@ -227,7 +227,8 @@ class Declaration:
     a ``varlen_extend``, which is given the same queries as the last tokens of each request."""
     knobs: tuple[Knob, ...] = ()
     runs: tuple[str, ...] = ()
-    """the functions that a call runs, each with the package whose code it is; empty: as the name says."""
+    """the functions that a call runs, each with the package whose code it is, a caller before what it calls; empty: as
+    the name says."""
 
     def precision_for(self, dtype: str, kv_dtype: str | None = None) -> Precision:
         """The arithmetic allowed for a query of ``dtype`` and keys stored as ``kv_dtype`` (None: as the query).

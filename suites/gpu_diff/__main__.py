@@ -15,13 +15,16 @@ import typer
 from rich.console import Console
 from rich.text import Text
 
+from fuzz import registry
 from fuzz.campaign.pool import Pool
-from fuzz.campaign.run import run_cases
+from fuzz.campaign.run import Campaign, run_cases
 from fuzz.cli import CASE_TIMEOUT, EngineOption, Jobs, Json, Modules, Seed, Sglang, Timeout, guarded
-from fuzz.commands import Prepared, finish, keeper, parse_engine, prepare, replay_options, search
+from fuzz.commands import Prepared, finish, keeper, parse_engine, prepare, replay_options, search, wide_console
 from fuzz.errors import Exit, Stop
 from fuzz.ledger import Defect
 from fuzz.options import duration
+from fuzz.report import functions
+from fuzz.report import summary as summaries
 from fuzz.sweep import sweep
 from oracle.kinds import Engine
 from suites.gpu_diff import bundle
@@ -84,6 +87,8 @@ def gpu_diff(
     for defect in stale:
         message = f"stale ledger entry {defect.id}: its own case passes; remove the entry or narrow its versions"
         console.print(Text(message, style="red"))
+    if not as_json:
+        wide_console().print(functions.table(_functions(prepared, campaign)))
     try:
         finish(campaign, prepared.skipped, kept, as_json, replay_options(engine, modules or ()))
     except Stop as stop:
@@ -92,6 +97,13 @@ def gpu_diff(
         raise
     if stale:
         raise Stop(Exit.FINDINGS)
+
+
+def _functions(prepared: Prepared, campaign: Campaign) -> list[functions.Row]:
+    """What the functions that were asked for went through in this run."""
+    reasons = {d.name: {engine: registry.why_not(d, engine) for engine in Engine} for d in prepared.asked}
+    result = summaries.to_dict(campaign, prepared.skipped, {})
+    return functions.rows(prepared.asked, reasons, prepared.settings.ledger, [result])
 
 
 def check_ledger(pool: Pool, prepared: Prepared, console: Console) -> tuple[list[Defect], list[Defect]]:

@@ -267,6 +267,7 @@ def _declared(path: _Path, device: Device) -> Callable[..., Tensor]:
         engines=(Engine.EMULATOR, Engine.HIP),
         unavailable=lambda engine: other_arch(device, engine) or AITER.missing(FILES, engine),
         knobs=path.knobs(),
+        runs=("aiter pa_decode_gluon",),
     )
 
     def target(*tensors: Tensor, partitions: int | None = None, **options: Any) -> Tensor:

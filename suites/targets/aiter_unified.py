@@ -149,6 +149,7 @@ def _declared(name: str, supports: Supports, longest: int, device: Device) -> Ca
         supports=replace(supports, archs=(device.arch or "",), kv_dtypes=(fp8,)),
         engines=(Engine.EMULATOR, Engine.HIP),
         unavailable=lambda engine: other_arch(device, engine) or AITER.missing(FILES, engine),
+        runs=("aiter unified_attention",),
     )
     kernels = _on_gfx950 if gfx950 else _on_gfx942
 

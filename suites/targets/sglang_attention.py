@@ -37,6 +37,7 @@ EXTEND = tuple(f"{folder}/extend_attention.py" for folder in FOLDERS)
 SPLITS = 8
 """Partial results a request may have; request i uses 1 + i % SPLITS of them."""
 
+RUNS_DECODE, RUNS_EXTEND = ("sglang decode_attention_fwd",), ("sglang extend_attention_fwd",)
 KNOBS = (declare.Knob(keyword="splits", values=(1, 3, 16), precision="max_splits"),)
 
 
@@ -192,6 +193,7 @@ def _no_decode(engine: Engine) -> str | None:
     precision=PLAIN,
     supports=SUPPORTS,
     unavailable=_no_decode,
+    runs=RUNS_DECODE,
     knobs=KNOBS,
 )
 def decode(
@@ -214,6 +216,7 @@ def decode(
     precision=_with_fp8(GROUPED, *FP8),
     supports=replace(SUPPORTS, group_sizes=(4, 2, 16)),
     unavailable=_no_decode,
+    runs=RUNS_DECODE,
     knobs=KNOBS,
 )
 def decode_grouped(
@@ -237,6 +240,7 @@ def decode_grouped(
     supports=replace(SUPPORTS, group_sizes=(4, 2, 16), kv_dtypes=("e4m3fnuz",), archs=("gfx942",)),
     engines=(Engine.EMULATOR, Engine.HIP),
     unavailable=lambda engine: other_arch(MI300X, engine) or _no_decode(engine),
+    runs=RUNS_DECODE,
     knobs=KNOBS,
 )
 def decode_grouped_gfx942(
@@ -338,6 +342,7 @@ def _no_extend(engine: Engine) -> str | None:
     precision=_with_fp8(EXTEND_PRECISION, *FP8),
     supports=EXTEND_SUPPORTS,
     unavailable=_no_extend,
+    runs=RUNS_EXTEND,
 )
 def extend(q: Tensor, *tensors: Tensor, **options: Any) -> Tensor:
     """New tokens after a prefix in the pool."""
@@ -350,6 +355,7 @@ def extend(q: Tensor, *tensors: Tensor, **options: Any) -> Tensor:
     precision=_with_fp8(EXTEND_PRECISION, *FP8),
     supports=replace(EXTEND_SUPPORTS, features=EXTEND_SUPPORTS.features - {"sinks"}),
     unavailable=_no_extend,
+    runs=RUNS_EXTEND,
 )
 def extend_with_lse(q: Tensor, *tensors: Tensor, **options: Any) -> tuple[Tensor, Tensor]:
     """The same with its log-sum-exp, which context parallelism merges by. Whether it counts a sink is written
@@ -365,6 +371,7 @@ def extend_with_lse(q: Tensor, *tensors: Tensor, **options: Any) -> tuple[Tensor
     supports=replace(EXTEND_SUPPORTS, kv_dtypes=("e4m3fnuz",), archs=("gfx942",)),
     engines=(Engine.EMULATOR, Engine.HIP),
     unavailable=lambda engine: other_arch(MI300X, engine) or _no_extend(engine),
+    runs=RUNS_EXTEND,
 )
 def extend_gfx942(q: Tensor, *tensors: Tensor, **options: Any) -> Tensor:
     """The same on gfx942, whose fp8 is another."""

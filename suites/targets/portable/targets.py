@@ -63,6 +63,7 @@ Result = tuple[Tensor, Tensor]
     precision=PRECISION,
     supports=SUPPORTS,
     unavailable=loader.missing_compiler,
+    runs=("portable attention",),
 )
 def extend(
     q: Tensor,
@@ -102,6 +103,7 @@ def extend(
     # No query without a key: a new token is among its own keys.
     supports=replace(SUPPORTS, features=FEATURES - {"empty"}),
     unavailable=loader.missing_compiler,
+    runs=("portable attention",),
 )
 def extend_after_prefix(
     q: Tensor,
@@ -152,6 +154,7 @@ def extend_after_prefix(
     precision=replace(PRECISION, max_splits=SPLITS),
     supports=replace(SUPPORTS, max_query_len=4, features=FEATURES - {"non_causal", "chunked"}),
     unavailable=loader.missing_compiler,
+    runs=("portable attention",),
     agrees_with=extend_after_prefix,
     knobs=(
         declare.Knob(keyword="splits", values=(1, 2, 8), precision="max_splits"),
