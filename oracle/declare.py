@@ -69,6 +69,18 @@ def parameters(operation: Operation, convention: Convention, task: IndexTask = I
                 *_OPTIONS,
                 "q_descale",
             )
+        case Operation.VARLEN_EXTEND if convention.keys_in_pool:
+            return (
+                "q",
+                "k_cache",
+                "v_cache",
+                "q_indptr",
+                "page_table",
+                "lengths",
+                "causal",
+                *_OPTIONS,
+                "q_descale",
+            )
         case Operation.VARLEN_EXTEND:
             return "q", "k", "v", "q_indptr", "kv_indptr", "causal", *_OPTIONS, "q_descale"
         case Operation.KV_WRITE:

@@ -15,15 +15,16 @@ from fuzz.case import Case, Placement, Pool, Prefix
 from fuzz.instance import Instance
 from fuzz.instance.pool import pages
 from fuzz.probes import PLAIN
+from fuzz.space import prefix_of
 from oracle.convention import Granularity
 from oracle.declare import Declaration, Knob
-from oracle.kinds import IndexForm, Operation
+from oracle.kinds import Operation
 from oracle.precision import Precision
 
 
 def elsewhere(case: Case) -> Case | None:
     """The same values with every page in another place, or None where there are no pages, or no other place."""
-    in_pool = case.operation in (Operation.PAGED_DECODE, Operation.BACKEND) or case.prefix is Prefix.POOL
+    in_pool = case.operation in (Operation.PAGED_DECODE, Operation.BACKEND) or case.prefix is not Prefix.INLINE
     if not in_pool or case.pool is Pool.HUGE:
         return None
     other = Placement.ASCENDING if case.placement is Placement.SHUFFLED else Placement.SHUFFLED
@@ -119,15 +120,15 @@ def out_factor(case: Case) -> float:
 def as_extend(case: Case, partner: Declaration) -> Case | None:
     """A decode's queries as the last tokens of each request of a varlen_extend; None where values would differ."""
     convention = partner.convention
-    prefix = Prefix.POOL if convention.prefix_in_pool else Prefix.INLINE
+    prefix = prefix_of(partner)
     if prefix is Prefix.POOL and case.kv_dtype != case.dtype:
         return None
     return replace(
         case,
         operation=partner.operation,
         prefix=prefix,
-        index_form=IndexForm.SLOT_LIST,
+        index_form=convention.index_form,
         kv_layout=convention.kv_layout,
         v_layout=convention.v_layout,
-        pool=case.pool if prefix is Prefix.POOL else Pool.TIGHT,
+        pool=case.pool if prefix is not Prefix.INLINE else Pool.TIGHT,
     )

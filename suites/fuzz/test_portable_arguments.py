@@ -11,8 +11,8 @@ import pytest
 import torch
 from torch import Tensor
 
+from suites.targets.arguments import ArgumentError
 from suites.targets.portable import aiter, attention
-from suites.targets.portable.arguments import ArgumentError
 from suites.targets.source_trees import AITER
 
 Signature = list[tuple[str, str]]

@@ -21,6 +21,7 @@ from oracle import Convention, Precision, Supports, declare
 from oracle.convention import DefaultScale, Descales, Fp8Flavour, Granularity, SinkUnits, Window, WindowMeaning
 from oracle.kinds import Engine, IndexForm, KVLayout, VLayout
 from oracle.precision import Citation
+from suites.targets.checked import checked
 from suites.targets.source_trees import AITER, FP8_DTYPE, amd_arch, amd_device, other_arch
 
 MODULE = "aiter.ops.triton.gluon.pa_decode_gluon"
@@ -259,9 +260,10 @@ def _declared(path: _Path, device: Device) -> Callable[..., Tensor]:
     gfx950 = device is MI350X
     fp8 = FP8_DTYPE[device.arch or ""]
     flavour = Fp8Flavour.FN if gfx950 else Fp8Flavour.FNUZ
+    convention = replace(CONVENTION, v_layout=path.v_layout, fp8_flavour=flavour)
     attach = declare.paged_decode(
         name=f"aiter.pa_decode_gluon.{path.name}{'.gfx950' if gfx950 else ''}",
-        convention=replace(CONVENTION, v_layout=path.v_layout, fp8_flavour=flavour),
+        convention=convention,
         precision=by_dtype(path.precision, fp8),
         supports=replace(SUPPORTS, page_sizes=path.page_sizes, kv_dtypes=(fp8,), archs=(device.arch or "",)),
         engines=(Engine.EMULATOR, Engine.HIP),
@@ -274,7 +276,7 @@ def _declared(path: _Path, device: Device) -> Callable[..., Tensor]:
         parts = path.parts if partitions is None else lambda _: partitions
         return _run(*tensors, **options, parts=parts, ps=path.ps, device=device)
 
-    return attach(target)
+    return attach(checked(convention)(target))
 
 
 one_shot = _declared(ONE_SHOT_PATH, MI300X)

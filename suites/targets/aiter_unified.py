@@ -17,6 +17,7 @@ from oracle import Convention, Precision, Supports, declare
 from oracle.convention import DefaultScale, Descales, Fp8Flavour, Granularity, SinkUnits, Window, WindowMeaning
 from oracle.kinds import Engine, IndexForm, KVLayout
 from oracle.precision import Citation
+from suites.targets.checked import checked
 from suites.targets.source_trees import AITER, FP8_DTYPE, amd_arch, amd_device, other_arch
 
 FILES = ("ops/triton/unified_attention.py", "ops/triton/_triton_kernels/unified_attention.py")
@@ -156,7 +157,7 @@ def _declared(name: str, supports: Supports, longest: int, device: Device) -> Ca
     def target(*tensors: Tensor, **options: Any) -> Tensor:
         return _run(kernels, longest, *tensors, **options)
 
-    return attach(target)
+    return attach(checked(CONVENTION)(target))
 
 
 NO_WINDOW = replace(SUPPORTS, features=SUPPORTS.features - {"window"})

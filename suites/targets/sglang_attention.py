@@ -26,6 +26,7 @@ from oracle.convention import (
 )
 from oracle.kinds import Engine, KVLayout
 from suites.targets import sglang_wheel
+from suites.targets.checked import checked
 from suites.targets.source_trees import other_arch
 
 FOLDERS = ("srt/layers/attention/triton_ops", "kernels/ops/attention")
@@ -196,6 +197,7 @@ def _no_decode(engine: Engine) -> str | None:
     runs=RUNS_DECODE,
     knobs=KNOBS,
 )
+@checked(CONVENTION)
 def decode(
     q: Tensor,
     k_cache: Tensor,
@@ -219,6 +221,7 @@ def decode(
     runs=RUNS_DECODE,
     knobs=KNOBS,
 )
+@checked(CONVENTION)
 def decode_grouped(
     q: Tensor,
     k_cache: Tensor,
@@ -243,6 +246,7 @@ def decode_grouped(
     runs=RUNS_DECODE,
     knobs=KNOBS,
 )
+@checked(CONVENTION)
 def decode_grouped_gfx942(
     q: Tensor,
     k_cache: Tensor,
@@ -344,6 +348,7 @@ def _no_extend(engine: Engine) -> str | None:
     unavailable=_no_extend,
     runs=RUNS_EXTEND,
 )
+@checked(EXTEND_CONVENTION)
 def extend(q: Tensor, *tensors: Tensor, **options: Any) -> Tensor:
     """New tokens after a prefix in the pool."""
     return _run_extend(_extend, None, q, *tensors, **options)
@@ -357,6 +362,7 @@ def extend(q: Tensor, *tensors: Tensor, **options: Any) -> Tensor:
     unavailable=_no_extend,
     runs=RUNS_EXTEND,
 )
+@checked(EXTEND_CONVENTION)
 def extend_with_lse(q: Tensor, *tensors: Tensor, **options: Any) -> tuple[Tensor, Tensor]:
     """The same with its log-sum-exp, which context parallelism merges by. Whether it counts a sink is written
     nowhere: no sinks here."""
@@ -373,6 +379,7 @@ def extend_with_lse(q: Tensor, *tensors: Tensor, **options: Any) -> tuple[Tensor
     unavailable=lambda engine: other_arch(MI300X, engine) or _no_extend(engine),
     runs=RUNS_EXTEND,
 )
+@checked(EXTEND_CONVENTION)
 def extend_gfx942(q: Tensor, *tensors: Tensor, **options: Any) -> Tensor:
     """The same on gfx942, whose fp8 is another."""
     return _run_extend(_extend_on_gfx942, None, q, *tensors, **options)

@@ -12,6 +12,7 @@ from oracle import Convention, Precision, Supports, declare
 from oracle.convention import DefaultScale, Descales, Fp8Flavour, Granularity, LseLayout, SinkUnits, Window
 from oracle.convention import WindowMeaning as Meaning
 from oracle.kinds import IndexForm, KVLayout
+from suites.targets.checked import checked
 from suites.targets.portable.attention import BLOCK_N, Keys, attention
 from suites.targets.portable.attention import kernels as kernels  # the compile gate looks for it here
 
@@ -65,6 +66,7 @@ Result = tuple[Tensor, Tensor]
     unavailable=loader.missing_compiler,
     runs=("portable attention",),
 )
+@checked(LINEAR)
 def extend(
     q: Tensor,
     k: Tensor,
@@ -105,6 +107,7 @@ def extend(
     unavailable=loader.missing_compiler,
     runs=("portable attention",),
 )
+@checked(SHUFFLE_5D)
 def extend_after_prefix(
     q: Tensor,
     k: Tensor,
@@ -161,6 +164,7 @@ def extend_after_prefix(
         declare.Knob(keyword="block", values=(16, 64), precision="tile"),
     ),
 )
+@checked(DECODE)
 def decode(
     q: Tensor,
     k_cache: Tensor,

@@ -17,6 +17,7 @@ from oracle import Convention, Precision, Supports, declare
 from oracle.convention import DefaultScale, Descales, Fp8Flavour, Granularity, SinkUnits, Window, WindowMeaning
 from oracle.kinds import Engine, IndexForm, KVLayout
 from suites.targets import aiter_pa_decode, aiter_prefill
+from suites.targets.checked import checked
 from suites.targets.portable.aiter import MOST_SPLITS
 from suites.targets.portable.targets import PRECISION as PORTABLE
 from suites.targets.portable.targets import kernels as kernels  # the compile gate looks for it here
@@ -129,6 +130,7 @@ def _step(
     unavailable=loading.missing,
     runs=RUNS_EXTEND,
 )
+@checked(CONVENTION)
 def extend(*tensors: Tensor, **options: Any) -> Tensor:
     """New tokens of each request: a fresh prompt, or a chunk after a prefix in the pool."""
     return _step(loading.portable(), False, True, *tensors, **options)
@@ -143,6 +145,7 @@ def extend(*tensors: Tensor, **options: Any) -> Tensor:
     runs=RUNS_DECODE,
     agrees_with=extend,
 )
+@checked(CONVENTION)
 def decode(*tensors: Tensor, **options: Any) -> Tensor:
     """One new token of each request."""
     return _step(loading.portable(), True, True, *tensors, **options)
@@ -156,6 +159,7 @@ def decode(*tensors: Tensor, **options: Any) -> Tensor:
     unavailable=loading.missing,
     runs=RUNS_DECODE,
 )
+@checked(CONVENTION)
 def decode_plain(*tensors: Tensor, **options: Any) -> Tensor:
     """The same for a model without layers with a sub-pool, and without SGLANG_USE_AITER_UNIFIED_ATTN."""
     return _step(loading.portable(), True, False, *tensors, **options)
@@ -171,6 +175,7 @@ def decode_plain(*tensors: Tensor, **options: Any) -> Tensor:
     runs=(*OWN, "sglang forward_decode_vectorized_5d", "aiter pa_decode_gluon"),
     agrees_with=extend,
 )
+@checked(CONVENTION)
 def decode_over_aiter(*tensors: Tensor, **options: Any) -> Tensor:
     """One new token of each request, through aiter's own decode."""
     return _step(loading.over_aiter(), True, True, *tensors, **options)
@@ -185,6 +190,7 @@ def decode_over_aiter(*tensors: Tensor, **options: Any) -> Tensor:
     unavailable=aiter_prefill.missing,
     runs=(*RUNS_EXTEND[:-1], "aiter mha_batch_prefill_func"),
 )
+@checked(CONVENTION)
 def extend_over_aiter(*tensors: Tensor, **options: Any) -> Tensor:
     """New tokens of each request, through aiter's own prefill."""
     return _step(loading.installed_aiter(), False, True, *tensors, **options)
@@ -198,6 +204,7 @@ def extend_over_aiter(*tensors: Tensor, **options: Any) -> Tensor:
     unavailable=loading.missing,
     runs=RUNS_EXTEND,
 )
+@checked(CONVENTION)
 def extend_fp8(*tensors: Tensor, **options: Any) -> Tensor:
     """The same over a pool of fp8, with the layer's scales or the backend's."""
     return extend(*tensors, **options)
@@ -212,6 +219,7 @@ def extend_fp8(*tensors: Tensor, **options: Any) -> Tensor:
     runs=RUNS_DECODE,
     agrees_with=extend_fp8,
 )
+@checked(CONVENTION)
 def decode_fp8(*tensors: Tensor, **options: Any) -> Tensor:
     """The same over a pool of fp8, with the layer's scales or the backend's."""
     return decode(*tensors, **options)
@@ -225,6 +233,7 @@ def decode_fp8(*tensors: Tensor, **options: Any) -> Tensor:
     unavailable=loading.missing,
     runs=RUNS_EXTEND,
 )
+@checked(CONVENTION)
 def extend_fp8_gfx942(*tensors: Tensor, **options: Any) -> Tensor:
     """The same as on gfx942, whose fp8 is another."""
     return _step(loading.portable("gfx942"), False, True, *tensors, **options)
@@ -239,6 +248,7 @@ def extend_fp8_gfx942(*tensors: Tensor, **options: Any) -> Tensor:
     runs=RUNS_DECODE,
     agrees_with=extend_fp8_gfx942,
 )
+@checked(CONVENTION)
 def decode_fp8_gfx942(*tensors: Tensor, **options: Any) -> Tensor:
     """The same as on gfx942, whose fp8 is another."""
     return _step(loading.portable("gfx942"), True, True, *tensors, **options)
@@ -265,6 +275,7 @@ def _aiter_fp8(device: Device, kv_dtype: str) -> dict[str, Any]:
     agrees_with=extend_fp8,
     **_aiter_fp8(MI350X, "e4m3fn"),
 )
+@checked(CONVENTION)
 def decode_over_aiter_fp8(*tensors: Tensor, **options: Any) -> Tensor:
     """One new token of each request over a pool of fp8, through aiter's own decode."""
     return _step(loading.over_aiter(MI350X), True, True, *tensors, **options)
@@ -276,6 +287,7 @@ def decode_over_aiter_fp8(*tensors: Tensor, **options: Any) -> Tensor:
     agrees_with=extend_fp8_gfx942,
     **_aiter_fp8(MI300X, "e4m3fnuz"),
 )
+@checked(CONVENTION)
 def decode_over_aiter_fp8_gfx942(*tensors: Tensor, **options: Any) -> Tensor:
     """The same as on gfx942, whose fp8 is another."""
     return _step(loading.over_aiter(MI300X), True, True, *tensors, **options)
@@ -298,6 +310,7 @@ def _extend_over_aiter_fp8(device: Device, kv_dtype: str) -> dict[str, Any]:
 @declare.backend(
     name="sglang.backend.extend_5d.aiter.fp8", convention=QUANTISED, **_extend_over_aiter_fp8(MI350X, "e4m3fn")
 )
+@checked(CONVENTION)
 def extend_over_aiter_fp8(*tensors: Tensor, **options: Any) -> Tensor:
     """New tokens of each request over a pool of fp8, through aiter's own prefill."""
     return _step(loading.installed_aiter(), False, True, *tensors, **options)
@@ -308,6 +321,7 @@ def extend_over_aiter_fp8(*tensors: Tensor, **options: Any) -> Tensor:
     convention=QUANTISED_FNUZ,
     **_extend_over_aiter_fp8(MI300X, "e4m3fnuz"),
 )
+@checked(CONVENTION)
 def extend_over_aiter_fp8_gfx942(*tensors: Tensor, **options: Any) -> Tensor:
     """The same on gfx942, whose fp8 is another."""
     return _step(loading.installed_aiter(), False, True, *tensors, **options)
