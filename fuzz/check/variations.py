@@ -123,6 +123,8 @@ def as_extend(case: Case, partner: Declaration) -> Case | None:
     prefix = prefix_of(partner)
     if prefix is Prefix.POOL and case.kv_dtype != case.dtype:
         return None
+    if prefix is not Prefix.INLINE and any(q > n for q, n in zip(case.query_lens, case.context_lens, strict=True)):
+        return None
     return replace(
         case,
         operation=partner.operation,

@@ -240,6 +240,10 @@ def test_a_decode_and_its_extend_pose_one_problem() -> None:
     quantised = decoding(dtype="bf16", kv_dtype="e4m3fn")
     assert as_extend(quantised, extend) is None
     assert as_extend(quantised, linear) is not None
+    # A query before its request's first key has no token in a pool.
+    early = decoding(query_lens=[1, 1], context_lens=[9, 0])
+    assert as_extend(early, extend) is None
+    assert as_extend(early, linear) is not None
 
 
 def test_a_fresh_prompt_is_compared_with_itself_in_other_company() -> None:
