@@ -109,6 +109,13 @@ def _text(value: Any) -> str:
     return value
 
 
+def _line(value: Any) -> str:
+    text = _text(value)
+    if len(text.splitlines()) > 1:
+        raise ValueError("text of one line")
+    return text
+
+
 def _texts(value: Any) -> tuple[str, ...]:
     if not isinstance(value, list) or not value:
         raise ValueError("a list of text")
@@ -155,14 +162,14 @@ def _packages(value: Any) -> dict[str, SpecifierSet]:
 _FIELDS: dict[str, Callable[[Any], Any]] = {
     "id": _text,
     "target": _targets,
-    "summary": _text,
+    "summary": _line,
     "checks": _checks,
     "features": _features,
     "engines": _engines,
     "packages": _packages,
     "upstream": _text,
-    "severity": _text,
-    "reachability": _text,
+    "severity": _line,
+    "reachability": _line,
     "case": _text,
 }
 
