@@ -96,7 +96,8 @@ DIAGNOSES: dict[str, Callable[[Problem], Problem]] = {
 
 def diagnosis(entry: str) -> Callable[[Problem], Problem] | None:
     name = entry.removeprefix("sglang-backend-")
-    return DIAGNOSES.get(name, DIAGNOSES.get(name.removesuffix("-fp8").removesuffix("-aiter").removesuffix("-plain")))
+    own, plain = name.removesuffix("-fp8"), name.removesuffix("-fp8").removesuffix("-aiter").removesuffix("-plain")
+    return next((DIAGNOSES[key] for key in (name, own, plain) if key in DIAGNOSES), None)
 
 
 def judged(declaration: Declaration, run: Execution, change: Callable[[Problem], Problem]) -> Verdict:
