@@ -110,7 +110,7 @@ def test_each_setting_is_judged_by_its_own_precision() -> None:
         tuned, words = turned(DECODE, splits, decoding(seed=seed))
         assert tuned.precision_for("bf16").max_splits == splits.values[seed]
         assert words == f"with splits {splits.values[seed]}: "
-    assert turned(DECODE, block, decoding(seed=1))[0].precision_for("bf16").tile == 64
+    assert turned(DECODE, block, decoding(seed=1))[0].precision_for("bf16").tile == 16
 
 
 @pytest.mark.parametrize(

@@ -80,12 +80,17 @@ def test_what_only_a_used_or_a_shared_page_shows_fails(function: Step, told: str
     ("function", "changes"),
     [
         (targets.extend, {}),
-        (targets.extend, {"window": 20, "slot_map": "full"}),
-        (targets.extend, {"query_lens": [40, 5]}),
-        (targets.extend, {"strided": True, "pool": "tight", "placement": "ascending"}),
         (targets.decode, {"query_lens": [1, 1]}),
-        (targets.decode_fp8, {"query_lens": [1, 1], "kv_dtype": "e4m3fn"}),
-        (targets.decode_fp8_gfx942, {"query_lens": [1, 1], "kv_dtype": "e4m3fnuz"}),
+        *(
+            pytest.param(function, changes, marks=pytest.mark.slow)
+            for function, changes in (
+                (targets.extend, {"window": 20, "slot_map": "full"}),
+                (targets.extend, {"query_lens": [40, 5]}),
+                (targets.extend, {"strided": True, "pool": "tight", "placement": "ascending"}),
+                (targets.decode_fp8, {"query_lens": [1, 1], "kv_dtype": "e4m3fn"}),
+                (targets.decode_fp8_gfx942, {"query_lens": [1, 1], "kv_dtype": "e4m3fnuz"}),
+            )
+        ),
     ],
 )
 def test_right_steps_hold_over_a_used_pool(function: Step, changes: dict[str, Any]) -> None:

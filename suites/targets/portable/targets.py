@@ -161,7 +161,7 @@ def extend_after_prefix(
     agrees_with=extend_after_prefix,
     knobs=(
         declare.Knob(keyword="splits", values=(1, 2, 8), precision="max_splits"),
-        declare.Knob(keyword="block", values=(16, 64), precision="tile"),
+        declare.Knob(keyword="block", values=(16,), precision="tile"),
     ),
 )
 @checked(DECODE)
