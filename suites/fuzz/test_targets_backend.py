@@ -170,6 +170,23 @@ def test_a_result_that_depends_on_how_a_prompt_is_cut_fails(blame: float, verdic
     assert {c.verdict for c in result.checks if c.check is Check.CHUNKS} == {verdict}
 
 
+@pytest.mark.parametrize("queries", [(20, 2), (20, 5)])
+@pytest.mark.parametrize(("blame", "verdict"), [(0.0, Verdict.PASS), (0.05, Verdict.FAIL)])
+def test_a_path_of_fresh_prompts_that_gives_something_else_fails(
+    blame: float, verdict: Verdict, queries: tuple[int, ...]
+) -> None:
+    declaration = runnable("sglang.backend.extend_5d")
+
+    def step(q: Tensor, lengths: Tensor, **given: Any) -> Tensor:
+        fresh = len(q) == int(lengths.sum())
+        out = declaration.function(q=q, lengths=lengths, **given)
+        return (out.float() * (1 + blame * fresh)).to(out.dtype)
+
+    case = backend_case(kv_dtype="bf16", k_descale="none", context_lens=(20, 5), query_lens=queries)
+    result = check_case(replace(declaration, function=step), case, Engine.EMULATOR, lambda _: None)
+    assert {c.verdict for c in result.checks if c.check is Check.FRESH} == {verdict}
+
+
 def test_the_two_steps_of_a_prompt_are_its_tokens() -> None:
     case = backend_case(context_lens=(20, 5), query_lens=(9, 2))
     whole = build(case, Poison.POSITIVE).problem

@@ -21,7 +21,7 @@ WRONG = ("planted.extend.window", "planted.gather.crash", "planted.extend.clean"
 
 
 def run(out: Path, *options: str) -> int:
-    fixed = ("--targets", "suites.fuzz.planted", "--engine", "emulator", "--cases", "3", "--jobs", "1", "--time", "60s")
+    fixed = ("--targets", "suites.fuzz.planted", "--engine", "emulator", "--cases", "3", "--jobs", "1", "--time", "1h")
     return guarded(app, [*WRONG, *fixed, "--out", str(out), *options])
 
 
