@@ -74,6 +74,8 @@ class Prepared:
     targets: list[Declaration]
     skipped: dict[str, str]
     settings: Settings
+    asked: Sequence[Declaration] = ()
+    """Both of them, in order."""
 
     def campaign(self, cases: int | None, time_s: float | None) -> Campaign:
         """A search over the targets that can run."""
@@ -131,7 +133,7 @@ def prepare_targets(
         coverage=coverage,
         timeout_s=timeout_s,
     )
-    return Prepared(able, skipped, settings)
+    return Prepared(able, skipped, settings, targets)
 
 
 # --------------------------------------------------------------- run and replay
@@ -337,10 +339,15 @@ def _cannot_write(out: Path, error: OSError) -> Stop:
 
 
 def search(campaign: Campaign, pool: Pool, kept: Keeper) -> None:
-    """Run a campaign with progress on stderr; each finding is kept at once. Ctrl-C or SIGTERM ends it."""
+    """Run a campaign with progress on stderr; each finding is kept at once. Ctrl-C or SIGTERM ends it.
+
+    Whoever listened to its outcomes goes on listening.
+    """
+    earlier = campaign.on_outcome
     with progress(campaign) as step:
 
         def note(outcome: Outcome, found: list[Finding]) -> None:
+            earlier(outcome, found)
             kept.keep(found)
             if outcome.harness is not None:
                 kept.keep_error(outcome.harness)
