@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from fuzz.errors import Exit, Stop
-from suites.museum import ours
+from suites.museum import ours, production
 from suites.museum.entry import Entry
 
-ENTRIES: tuple[Entry, ...] = (*ours.ENTRIES,)
+ENTRIES: tuple[Entry, ...] = (*ours.ENTRIES, *production.ENTRIES)
 
 
 def chosen(ids: Sequence[str]) -> tuple[Entry, ...]:

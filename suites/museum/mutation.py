@@ -48,8 +48,8 @@ class Structure:
 
     Each step of ``at`` is ``KIND``, ``KIND NAME`` or ``KIND NAME#N`` and finds nodes within the one before, in the
     order of the source, outer ones first; without ``#N`` there has to be one, with it there are more than N, from 0.
-    Kinds: ``assign`` (the target), ``return`` and ``if`` are statements, ``call`` (last part of the function's name),
-    ``compare`` and ``binop`` (operator), ``name`` (identifier) and ``argument`` (of the call found before: a keyword,
+    Kinds: ``assign`` (the target), ``return`` and ``if`` are statements, ``call`` (last part of the function's name,
+    launches of a kernel too), ``compare`` and ``binop`` (operator), ``name`` (identifier) and ``argument`` (of the call found before: a keyword,
     or a position) are expressions.
 
     In ``new``, ``{self}`` is the node's own text, ``{0}``, ``{1}``, ... its parts: both sides of an operator, positional
@@ -152,7 +152,8 @@ def _is(node: ast.AST, kind: str, name: str) -> bool:
         targets = node.targets if isinstance(node, ast.Assign) else [node.target]
         return kind == "assign" and [ast.unparse(target) for target in targets] == [name]
     if isinstance(node, ast.Call):
-        return kind == "call" and ast.unparse(node.func).rpartition(".")[2] == name
+        function = node.func.value if isinstance(node.func, ast.Subscript) else node.func
+        return kind == "call" and ast.unparse(function).rpartition(".")[2] == name
     if isinstance(node, ast.Compare):
         return kind == "compare" and [_OPERATORS.get(type(o)) for o in node.ops] == [name]
     if isinstance(node, ast.BinOp):

@@ -395,10 +395,10 @@ ENTRIES = (
         id="B118",
         reference="ROCm/composable_kernel#1649",
         kind=BugClass.OUT_OF_BOUNDS,
-        room=Room.DECODE,
-        sentence="The last split walked past the end of the table of pages.",
+        room=Room.EXTEND,
+        sentence="The last split walked past the end of the list of what it reads.",
         mutated="a split ends where its share does, not where the context does",
-        target=DECODE,
+        target=AFTER_PREFIX,
         mutation=Fragment(ATTEND, "tl.minimum((split + 1) * share, count)", "(split + 1) * share"),
     ),
     Entry(
