@@ -19,7 +19,7 @@ from suites.museum.entries import ENTRIES, chosen
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
 PAGE = Path("docs/results/museum.md")
-CASES = 60
+CASES = 100
 
 
 @app.command(help=__doc__)

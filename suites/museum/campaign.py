@@ -41,13 +41,15 @@ Key = tuple[str, bool]
 class Twin:
     """A target as it is, on the cases that its mutants get. ``passing``: indices of cases that pass.
 
-    ``known`` counts cases that fail as the ledger says; ``false_alarms`` are the failures that it does not know.
+    ``known`` counts cases that fail as the ledger says, ``silent`` those whose budget says nothing or that are outside
+    what is declared; ``false_alarms`` are the failures that the ledger does not know.
     """
 
     target: str
     cases: tuple[Case, ...]
     passing: tuple[int, ...]
     known: int
+    silent: int
     false_alarms: tuple[str, ...]
 
 
@@ -148,11 +150,12 @@ def _results(reply: Reply) -> tuple[list[CaseResult], bool]:
 
 
 def _twin(target: str, cases: Sequence[Case], results: Sequence[CaseResult], settings: Settings) -> Twin:
-    passing, known, alarms = [], 0, []
+    passing, known, silent, alarms = [], 0, 0, []
     for i, (case, result) in enumerate(zip(cases, results, strict=True)):
         found = findings_of(target, case, result, settings)
         alarms += [f"{target}, case {i + 1}: {f.check}: {f.message}" for f in found if f.known is None]
         known += bool(found) and all(f.known is not None for f in found)
         if result.verdict is Verdict.PASS:
             passing.append(i)
-    return Twin(target, tuple(cases), tuple(passing), known, tuple(alarms))
+        silent += result.verdict is not Verdict.PASS and not found
+    return Twin(target, tuple(cases), tuple(passing), known, silent, tuple(alarms))

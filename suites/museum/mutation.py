@@ -15,10 +15,13 @@ from fuzz.errors import Exit, Stop
 
 
 class MutationError(Stop):
-    """A mutation that does not fit its file: it matches nothing, or more than once, or changes nothing. One line."""
+    """A mutation that does not fit its file: it matches nothing, or more than once, or changes nothing. One line.
 
-    def __init__(self, message: str) -> None:
-        super().__init__(Exit.HARNESS, message)
+    Where the file is another version its code is NOTHING: nothing asked for can run here.
+    """
+
+    def __init__(self, message: str, code: Exit = Exit.HARNESS) -> None:
+        super().__init__(code, message)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,12 +51,12 @@ class Structure:
 
     Each step of ``at`` is ``KIND``, ``KIND NAME`` or ``KIND NAME#N`` and finds nodes within the one before, in the
     order of the source, outer ones first; without ``#N`` there has to be one, with it there are more than N, from 0.
-    Kinds: ``assign`` (the target), ``return`` and ``if`` are statements, ``call`` (last part of the function's name,
-    launches of a kernel too), ``compare`` and ``binop`` (operator), ``name`` (identifier) and ``argument`` (of the call found before: a keyword,
-    or a position) are expressions.
+    Kinds: ``assign`` (the target), ``return`` and ``if`` are statements; ``call`` (last part of the function's name,
+    launches of a kernel too), ``compare`` and ``binop`` (operator), ``name`` (identifier) and ``argument`` (of the call
+    found before: a keyword, or a position) are expressions.
 
-    In ``new``, ``{self}`` is the node's own text, ``{0}``, ``{1}``, ... its parts: both sides of an operator, positional
-    arguments of a call, the value of an assignment or a return, the condition of an if.
+    In ``new``, ``{self}`` is the node's own text, ``{0}``, ``{1}``, ... its parts: both sides of an operator,
+    positional arguments of a call, the value of an assignment or a return, the condition of an if.
     """
 
     place: Place
@@ -75,10 +78,14 @@ class Mutant:
 def apply(mutation: Mutation, source: str) -> Mutant:
     """The mutated file. Raises ``MutationError``."""
     place = mutation.place
-    if place.sha256 is not None and sha256(source.encode()).hexdigest() != place.sha256:
-        raise MutationError(f"{place.file} is not the version that its mutations are written for: another hash")
+    if place.sha256 not in (None, found := sha256(source.encode()).hexdigest()):
+        wanted = f"its SHA-256 is {found[:12]}..., its mutations are for {place.sha256[:12]}..."
+        raise MutationError(f"{place.file}: {wanted}: another version", Exit.NOTHING)
     function = _function(ast.parse(source), place)
-    start, end, new = (_quoted if isinstance(mutation, Fragment) else _found)(mutation, source, function)  # type: ignore[operator]
+    if isinstance(mutation, Fragment):
+        start, end, new = _quoted(mutation, source, function)
+    else:
+        start, end, new = _found(mutation, source, function)
     text = source[:start] + new + source[end:]
     try:
         changed = ast.parse(text)
@@ -113,9 +120,10 @@ def _found(mutation: Structure, source: str, function: ast.FunctionDef) -> tuple
         node = _step(node, step, mutation.place)
     parts = [ast.get_source_segment(source, part) or "" for part in _parts(node)]
     text = ast.get_source_segment(source, node) or ""
-    indent = " " * getattr(node, "col_offset", 0)
-    new = mutation.new.format(*parts, self=text)
-    return (*_span(source, node), new.replace("\n", "\n" + indent) if isinstance(node, ast.stmt) else new)
+    # Further statements begin where the first does.
+    indent = " " * node.col_offset if isinstance(node, ast.stmt) else ""
+    new = mutation.new.replace("\n", "\n" + indent).format(*parts, self=text)
+    return (*_span(source, node), new)
 
 
 def _step(within: ast.AST, step: str, place: Place) -> ast.AST:
@@ -173,7 +181,9 @@ def _parts(node: ast.AST) -> list[ast.AST]:
             return [left, right]
         case ast.If(test=test):
             return [test]
-        case ast.Assign(value=value) | ast.AugAssign(value=value) | ast.AnnAssign(value=value) | ast.Return(value=value):
+        case (
+            ast.Assign(value=value) | ast.AugAssign(value=value) | ast.AnnAssign(value=value) | ast.Return(value=value)
+        ):
             return [] if value is None else [value]
     return []
 

@@ -9,6 +9,7 @@ _KERNELS, _LAUNCH = "suites/targets/portable/kernels.py", "suites/targets/portab
 ATTEND = Place(file=_KERNELS, function="attend")
 COMBINE = Place(file=_KERNELS, function="combine")
 LAUNCH = Place(file=_LAUNCH, function="attention")
+CAP, MASK = "logits = capped(logits, cap)", 'logits = tl.where(visible, logits, float("-inf"))'
 DECODE, EXTEND, AFTER_PREFIX = "portable.shuffle_5d.decode", "portable.linear.extend", "portable.shuffle_5d.extend"
 
 ENTRIES = (
@@ -35,7 +36,9 @@ ENTRIES = (
         mutated="the window's bound is that of the last query",
         target=DECODE,
         mutation=Fragment(
-            ATTEND, "first + key[None, :] > position[:, None] - window", "first + key[None, :] > past + queries - 1 - window"
+            ATTEND,
+            "first + key[None, :] > position[:, None] - window",
+            "first + key[None, :] > past + queries - 1 - window",
         ),
     ),
     Entry(
@@ -82,8 +85,8 @@ ENTRIES = (
         target=EXTEND,
         mutation=Fragment(
             ATTEND,
-            'if CAPPED:\n            logits = capped(logits, cap)\n        logits = tl.where(visible, logits, float("-inf"))',
-            'logits = tl.where(visible, logits, float("-inf"))\n        if CAPPED:\n            logits = capped(logits, cap)',
+            f"if CAPPED:\n            {CAP}\n        {MASK}",
+            f"{MASK}\n        if CAPPED:\n            {CAP}",
         ),
     ),
     Entry(
@@ -128,7 +131,9 @@ ENTRIES = (
         sentence="The running maximum began at -50000 instead of minus infinity: deeper logits lost all their weight.",
         mutated="the same start of the running maximum",
         target=DECODE,
-        mutation=Fragment(ATTEND, 'tl.full([BLOCK_M], float("-inf"), tl.float32)', "tl.full([BLOCK_M], -5.0e4, tl.float32)"),
+        mutation=Fragment(
+            ATTEND, 'tl.full([BLOCK_M], float("-inf"), tl.float32)', "tl.full([BLOCK_M], -5.0e4, tl.float32)"
+        ),
     ),
     Entry(
         id="B101",
@@ -178,7 +183,9 @@ ENTRIES = (
         sentence="Beyond a certain number of splits the last ones were left out of the merge.",
         mutated="the merge's block is a power of two at most the number of splits",
         target=DECODE,
-        mutation=Fragment(LAUNCH, "BLOCK_S=1 << (all_splits - 1).bit_length()", "BLOCK_S=1 << all_splits.bit_length() - 1"),
+        mutation=Fragment(
+            LAUNCH, "BLOCK_S=1 << (all_splits - 1).bit_length()", "BLOCK_S=1 << all_splits.bit_length() - 1"
+        ),
     ),
     Entry(
         id="B028",
@@ -438,6 +445,20 @@ ENTRIES = (
         mutation=Fragment(LAUNCH, "CAPPED=soft_cap is not None", "CAPPED=soft_cap is not None and not causal"),
     ),
     Entry(
+        id="B171",
+        reference="flashinfer-ai/flashinfer#1023",
+        kind=BugClass.DISPATCH,
+        room=Room.HOST,
+        sentence="Scales of keys and values went to the wrong arguments.",
+        mutated="the wrapper of decode passes the keys' descale for the values too",
+        target=DECODE,
+        mutation=Fragment(
+            Place(file="suites/targets/portable/targets.py", function="decode"),
+            "v_descale=v_descale,",
+            "v_descale=k_descale,",
+        ),
+    ),
+    Entry(
         id="B207",
         reference="ROCm/aiter#3158",
         kind=BugClass.DISPATCH,
@@ -456,7 +477,9 @@ ENTRIES = (
         mutated="the starts of requests' rows are one apart",
         target=DECODE,
         mutation=Fragment(
-            Place(file="suites/targets/portable/targets.py", function="decode"), "device=q.device) * queries", "device=q.device)"
+            Place(file="suites/targets/portable/targets.py", function="decode"),
+            "device=q.device) * queries",
+            "device=q.device)",
         ),
     ),
     Entry(

@@ -9,7 +9,7 @@ from fuzz.errors import Exit, Stop
 
 
 def original(file: str) -> Path:
-    """Where ``PACKAGE/...`` lies, found without importing the package. Raises ``Stop`` (nothing) where it is missing."""
+    """Where ``PACKAGE/...`` lies, found without importing the package. Raises ``Stop`` where it is missing."""
     package, _, rest = file.partition("/")
     spec = find_spec(package)
     if spec is None or not spec.submodule_search_locations:

@@ -48,9 +48,7 @@ ENTRIES = (
         sentence="Of several strided inputs only some had their strides passed on.",
         mutated="the launcher of the writer passes the keys' stride for the values",
         target="sglang.shuffle_5d.write",
-        mutation=Structure(
-            CACHE(function=f"launch_{WRITER}"), ("call stride#1", "name value"), "key"
-        ),
+        mutation=Structure(CACHE(function=f"launch_{WRITER}"), ("call stride#1", "name value"), "key"),
     ),
     Entry(
         id="B147",
@@ -63,7 +61,7 @@ ENTRIES = (
         mutation=Structure(
             CACHE(function=WRITER),
             ("assign v_tgt",),
-            "v_tgt = block_idx * layer_stride + head_idx[:, None] * head_stride + slot_in_page * head_size + d[None, :]",
+            "v_tgt = (block_idx * num_heads + head_idx[:, None]) * head_stride + slot_in_page * head_size + d[None, :]",
         ),
     ),
     Entry(
@@ -94,9 +92,7 @@ ENTRIES = (
         sentence="Slots of 64 bits were read as if they had 32.",
         mutated="the launcher reinterprets the list of slots as int32",
         target="sglang.shuffle_5d.write",
-        mutation=Structure(
-            CACHE(function=f"launch_{WRITER}"), ("name slot_mapping#0",), "{self}.view(torch.int32)"
-        ),
+        mutation=Structure(CACHE(function=f"launch_{WRITER}"), ("name slot_mapping#0",), "{self}.view(torch.int32)"),
     ),
     Entry(
         id="B154",
@@ -106,9 +102,7 @@ ENTRIES = (
         sentence="The size of a page was taken from the axis of the heads.",
         mutated="the launcher of the writer passes heads and page size the wrong way round",
         target="sglang.shuffle_5d.write",
-        mutation=Structure(
-            CACHE(function=f"launch_{WRITER}"), (f"call {WRITER}", "argument 10"), "num_heads"
-        ),
+        mutation=Structure(CACHE(function=f"launch_{WRITER}"), (f"call {WRITER}", "argument 10"), "num_heads"),
     ),
     Entry(
         id="B152",
@@ -165,9 +159,7 @@ ENTRIES = (
         sentence="Slots of the widened space were used as rows of the rank's own pool.",
         mutated="a rank lists slots without dividing them by the number of ranks",
         target="sglang.dcp.kv_indices",
-        mutation=Structure(
-            DCP(function="create_triton_kv_indices_for_dcp_triton"), ("call store", "binop //"), "{0}"
-        ),
+        mutation=Structure(DCP(function="create_triton_kv_indices_for_dcp_triton"), ("call store", "binop //"), "{0}"),
     ),
     Entry(
         id="B241",
@@ -177,21 +169,17 @@ ENTRIES = (
         sentence="The interleaving of ranks did not reach the kernel, which went on as if there were none.",
         mutated="a rank takes neighbouring tokens instead of every n-th",
         target="sglang.dcp.local_indices",
-        mutation=Structure(
-            DCP(function="update_kv_lens_and_indices"), ("assign kv_indice_offsets", "binop *"), "{0}"
-        ),
+        mutation=Structure(DCP(function="update_kv_lens_and_indices"), ("assign kv_indice_offsets", "binop *"), "{0}"),
     ),
     Entry(
-        id="B137",
-        reference="pytorch/xla#8431",
-        kind=BugClass.INDEX_LOGIC,
+        id="B074",
+        reference="vllm-project/vllm#34570",
+        kind=BugClass.SUPPORT,
         room=Room.INDEX,
-        sentence="The number of blocks was wrong where the length is or is not an exact multiple of their size.",
-        mutated="the number of blocks of a prefix is rounded down",
+        sentence="A loop's count was divided down to zero where the size is smaller than a step.",
+        mutated="the number of steps over a prefix is rounded down",
         target="sglang.dcp.gathered_indices",
-        mutation=Structure(
-            DCP(function="create_dcp_kv_indices"), ("assign num_loop#0", "call cdiv"), "({0} // {1})"
-        ),
+        mutation=Structure(DCP(function="create_dcp_kv_indices"), ("assign num_loop#0", "call cdiv"), "({0} // {1})"),
     ),
     Entry(
         id="B121",
@@ -225,9 +213,7 @@ ENTRIES = (
         sentence="A merge failed where every part is empty.",
         mutated="no guard for a largest log-sum-exp of minus infinity",
         target="sglang.dcp.correct_attn_out",
-        mutation=Structure(
-            DCP(function="_correct_attn_cp_out_kernel"), ("assign lse_max#1", "call where"), "{2}"
-        ),
+        mutation=Structure(DCP(function="_correct_attn_cp_out_kernel"), ("assign lse_max#1", "call where"), "{2}"),
     ),
     Entry(
         id="B047",
@@ -237,7 +223,9 @@ ENTRIES = (
         sentence="Two places disagreed on the base of a log-sum-exp, which was converted twice.",
         mutated="gathered log-sum-exps are converted to base 2 once more",
         target="sglang.dcp.comm.all_reduce",
-        mutation=Structure(COMM(function="cp_lse_ag_out_rs_mha"), ("assign lses", "call _ag_lse"), "{self} * 1.4426950408889634"),
+        mutation=Structure(
+            COMM(function="cp_lse_ag_out_rs_mha"), ("assign lses", "call _ag_lse"), "{self} * 1.4426950408889634"
+        ),
     ),
     Entry(
         id="B238",
@@ -345,20 +333,6 @@ ENTRIES = (
             STEP(function="forward_extend_vectorized_5d"),
             ("call mha_batch_prefill_func#1", "argument sink_ptr"),
             "None",
-        ),
-    ),
-    Entry(
-        id="B171",
-        reference="flashinfer-ai/flashinfer#1023",
-        kind=BugClass.DISPATCH,
-        room=Room.HOST,
-        sentence="Scales of keys and values went to the wrong arguments.",
-        mutated="the step passes the keys' scale for the values too",
-        target="sglang.backend.decode_5d.fp8",
-        mutation=Structure(
-            STEP(function="forward_decode_vectorized_5d"),
-            ("call pa_decode_gluon", "argument value_scale"),
-            "key_scale",
         ),
     ),
 )

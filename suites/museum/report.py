@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import datetime
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from enum import StrEnum
 from typing import Any
 
 from fuzz.check.diagnosis import detail_of
@@ -24,30 +25,35 @@ def page(campaign: Campaign) -> str:
 
 def _head(campaign: Campaign) -> Iterator[str]:
     trials, twins = campaign.trials, campaign.twins.values()
-    killed = sum(trial.kill is not None for trial in trials)
-    alarms = sum(len(twin.false_alarms) for twin in twins)
-    kinds, rooms = Counter(t.entry.kind for t in trials), Counter(t.entry.room for t in trials)
+    kills = [trial.kill for trial in trials if trial.kill is not None]
+    tried = sorted(trial.tried for trial in trials if trial.kill is not None) or [0]
     yield f"# The museum, first shelf, {datetime.datetime.now(datetime.UTC).date().isoformat()}"
     yield ""
-    yield "Public bugs of attention and cache kernels, each made again as a small mutant of a kernel or a wrapper that a"
-    yield "target runs. A case counts only if the target without the mutation, its twin, passes it. In the emulator, with"
-    yield f"the ordinary plan of seed {campaign.seed}, {campaign.cases} cases a target, sglang {installed('sglang')}:"
+    yield "Public bugs of attention and cache kernels, each made again as a small mutant of a kernel or a wrapper that"
+    yield "a target runs. A case counts only if the target without the mutation, its twin, passes it. In the emulator,"
+    yield f"with the ordinary plan of seed {campaign.seed}, {campaign.cases} cases a target, sglang {installed('sglang')}:"
     yield ""
     yield "```sh"
     yield f"python -m suites.museum --cases {campaign.cases} --seed {campaign.seed}"
     yield "```"
     yield ""
-    yield f"- {killed} of {len(trials)} mutants killed; the mutated lines of {sum(t.executed for t in trials)} were seen to run."
-    yield f"- {sum(len(t.cases) for t in twins)} cases on {len(twins)} twins: {sum(len(t.passing) for t in twins)} pass,"
-    yield f"  {sum(t.known for t in twins)} fail as the ledger of known defects says and are left out, false alarms {alarms}."
-    yield f"- {sum(t.kill.alone for t in trials if t.kill)} of the killing cases fail in a process of their own too."
-    yield f"- Classes: {', '.join(f'{kind} {kinds[kind]}' for kind in BugClass if kinds[kind])}."
-    yield f"- Places: {', '.join(f'{room} {rooms[room]}' for room in Room if rooms[room])}."
-    yield f"- Cases until the kill: median {_median([t.tried for t in trials if t.kill])}, at most {max((t.tried for t in trials if t.kill), default=0)}."
+    ran = sum(trial.executed for trial in trials)
+    yield f"- {len(kills)} of {len(trials)} mutants killed; the mutated lines of {ran} were seen to run."
+    passing = sum(len(t.passing) for t in twins)
+    yield f"- {sum(len(t.cases) for t in twins)} cases on {len(twins)} twins: {passing} pass,"
+    yield f"  {sum(t.known for t in twins)} fail as the ledger of known defects says and are left out, false alarms"
+    yield f"  {sum(len(t.false_alarms) for t in twins)}; {sum(t.silent for t in twins)} say nothing."
+    yield f"- {sum(kill.alone for kill in kills)} of the killing cases fail in a process of their own too."
+    yield f"- Cases until the kill: median {tried[len(tried) // 2]}, at most {tried[-1]}."
+    yield f"- Classes: {_counted(BugClass, [trial.entry.kind for trial in trials])}."
+    yield f"- Places: {_counted(Room, [trial.entry.room for trial in trials])}."
+    first = Counter(killers(kill)[0].partition(" (")[0] for kill in kills)
+    yield f"- First check that failed: {', '.join(f'{check} {n}' for check, n in first.most_common())}."
 
 
-def _median(counts: list[int]) -> int:
-    return sorted(counts)[len(counts) // 2] if counts else 0
+def _counted(kinds: type[StrEnum], shown: Sequence[str]) -> str:
+    counts = Counter(shown)
+    return ", ".join(f"{kind} {counts[kind]}" for kind in kinds if counts[kind])
 
 
 def table(campaign: Campaign) -> Iterator[str]:
@@ -110,6 +116,7 @@ def to_dict(campaign: Campaign) -> dict[str, Any]:
                 "cases": len(twin.cases),
                 "passing": len(twin.passing),
                 "known": twin.known,
+                "silent": twin.silent,
                 "false_alarms": list(twin.false_alarms),
             }
             for twin in campaign.twins.values()
@@ -119,7 +126,7 @@ def to_dict(campaign: Campaign) -> dict[str, Any]:
 
 def _entry(trial: Trial) -> dict[str, Any]:
     entry, kill = trial.entry, trial.kill
-    own = {"id": entry.id, "reference": entry.reference, "class": entry.kind, "place": entry.room}
+    own: dict[str, Any] = {"id": entry.id, "reference": entry.reference, "class": entry.kind, "place": entry.room}
     own |= {"target": entry.target, "executed": trial.executed, "tried": trial.tried}
     if kill is None:
         return own | {"killed": None}

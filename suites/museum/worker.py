@@ -1,4 +1,4 @@
-"""What a worker does for the museum: the ordinary job on one target's cases, over a mutated source tree or the real one.
+"""What a worker does for the museum: the ordinary job on a target's cases, over a mutated source tree or the real one.
 
 Each request wants a process of its own, in which no target was loaded before.
 """
