@@ -27,8 +27,8 @@ from fuzz.versions import versions
 from oracle.kinds import Engine
 from oracle.verdict import Verdict
 from suites.museum import overlay
+from suites.museum.apply import apply
 from suites.museum.entry import Entry
-from suites.museum.mutation import apply
 
 TIMEOUT_S = 600.0
 """All cases of one target."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 from hashlib import sha256
 from pathlib import Path
 
@@ -9,7 +10,8 @@ import pytest
 
 from fuzz.errors import Exit, Stop
 from suites.museum import overlay
-from suites.museum.mutation import Fragment, Mutation, MutationError, Place, Structure, apply
+from suites.museum.apply import MutationError, _span, apply
+from suites.museum.mutation import Fragment, Mutation, Place, Structure
 
 SOURCE = '''\
 def other(x):
@@ -56,6 +58,14 @@ def changed(mutation: Mutation, source: str = SOURCE) -> tuple[list[str], set[in
 )
 def test_a_place_is_found_by_its_syntax(at: tuple[str, ...], new: str, line: str, lines: set[int]) -> None:
     assert changed(Structure(PLACE, at, new)) == ([line], lines)
+
+
+def test_spans_are_in_characters_whatever_a_line_holds_before() -> None:
+    source = 'a = "ü\U0001d538" + g(x) + b  # ß\n' + SOURCE
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.expr | ast.stmt):
+            start, end = _span(source, node)
+            assert source[start:end] == ast.get_source_segment(source, node)
 
 
 def test_a_statement_may_become_several() -> None:
