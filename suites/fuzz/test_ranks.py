@@ -13,13 +13,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from fuzz import engine as engines
-from fuzz import registry
-from oracle.kinds import Engine
-from suites.gpu_diff.nccl import judged
-from suites.targets import sglang_dcp_comm
 from suites.targets.ranks import Group, RankError, nccl_missing, over_gloo, over_nccl, stepped
-from suites.targets.sglang_dcp_comm import Merge
 
 RUNS = [stepped, over_gloo]
 
@@ -182,23 +176,3 @@ def test_collectives_over_nccl(ranks: int) -> None:
 def on_gpu(work: Callable[[Group], Tensor], group: Group) -> Tensor:
     with torch.device("cuda"):
         return work(group)
-
-
-def exactly(merge: Merge, out: Tensor, lse: Tensor, group: Group) -> Tensor:
-    return merge(out, lse, group)
-
-
-def too_large(merge: Merge, out: Tensor, lse: Tensor, group: Group) -> Tensor:
-    return merge(out, lse, group) * 1.01
-
-
-def test_the_table_over_nccl_judges_merges() -> None:
-    target = next(d for d in registry.declared_in(sglang_dcp_comm) if d.name == "sglang.dcp.comm.all_reduce")
-    if (reason := target.unavailable(Engine.EMULATOR)) is not None:
-        pytest.skip(reason)
-    engines.start(Engine.EMULATOR)
-    right = judged([target], stepped, exactly, 2, 1, 0)
-    assert set(right.values()) == {"pass"}
-    wrong = judged([target], stepped, too_large, 2, 1, 0)
-    assert any(text.startswith("fail") for text in wrong.values())
-    assert wrong.keys() == right.keys()

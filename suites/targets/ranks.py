@@ -54,6 +54,9 @@ class Group(Protocol):
 Rank = Callable[[Group], Tensor]
 """The work of one rank."""
 
+Run = Callable[[Sequence[Rank]], list[Tensor]]
+"""Run every rank's work; their results, in the order of the ranks."""
+
 
 class RankError(RuntimeError):
     """A rank raised, died, or did not come to the end in time. One line."""
@@ -165,7 +168,9 @@ class ProcessGroup:
         _divisible(tensor, dim, self.world_size)
         whole = tensor.movedim(dim, 0).contiguous()
         own = torch.empty_like(whole[: len(whole) // self.world_size])
-        torch.distributed.reduce_scatter_tensor(own, whole)
+        # torch 2.13 gives it another name.
+        scatter = getattr(torch.distributed, "reduce_scatter_single", torch.distributed.reduce_scatter_tensor)
+        scatter(own, whole)
         return own.movedim(0, dim).contiguous()
 
     def all_to_all_single(self, out: Tensor, tensor: Tensor) -> None:

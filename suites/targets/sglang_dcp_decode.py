@@ -6,7 +6,7 @@ rank p % N. Every rank sees the same pool here: what is checked is which rows it
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from types import ModuleType, SimpleNamespace
@@ -60,7 +60,7 @@ CONVENTION = replace(
 
 def _step(
     count: int,
-    run: Callable[[Sequence[ranks.Rank]], list[Tensor]],
+    run: ranks.Run,
     q: Tensor,
     k_cache: Tensor,
     v_cache: Tensor,
@@ -177,9 +177,7 @@ LATENT = replace(
 """Latent attention (MLA): one key head of 512 dims and 64 of position, whose first 512 are its values."""
 
 
-def _target(
-    count: int, name: str, supports: Supports, run: Callable[[Sequence[ranks.Rank]], list[Tensor]] = ranks.stepped
-) -> Callable[..., Tensor]:
+def _target(count: int, name: str, supports: Supports, run: ranks.Run = ranks.stepped) -> Callable[..., Tensor]:
     """The target for ``count`` ranks."""
     fp8 = bool(supports.kv_dtypes)
 

@@ -6,7 +6,6 @@ joined. The method is the backend's own, called on a stand-in that holds what it
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from types import SimpleNamespace
@@ -59,7 +58,7 @@ def _precision(count: int) -> Precision:
 
 def _step(
     count: int,
-    run: Callable[[Sequence[ranks.Rank]], list[Tensor]],
+    run: ranks.Run,
     *,
     q: Tensor,
     k: Tensor,
