@@ -14,9 +14,9 @@ from fuzz.check.run import check_case
 from oracle.declare import declaration_of
 from oracle.kinds import Engine
 from oracle.verdict import Verdict
-from suites.targets import ranks, sglang_dcp_decode
+from suites.targets import ranks, sglang_dcp_backend, sglang_dcp_decode
 
-MISSING = sglang_dcp_decode._unavailable(Engine.EMULATOR)
+MISSING = sglang_dcp_backend.missing(Engine.EMULATOR)
 pytestmark = pytest.mark.skipif(MISSING is not None, reason=str(MISSING))
 
 CASE = load_case(Path(__file__).parents[1] / "gpu_diff" / "cases" / "dcp-decode-sinks.json")

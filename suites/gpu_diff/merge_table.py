@@ -74,16 +74,24 @@ def load(path: Path) -> list[Column]:
 
 
 def _column(plain: dict[str, Any]) -> Column:
-    cells = [Cell(**{**cell, "outcome": Outcome(cell["outcome"])}) for cell in plain["cells"]]
+    cells = [
+        Cell(ranks=ranks, **{**group, "outcome": Outcome(group["outcome"])})
+        for group in plain["cells"]
+        for ranks in group.pop("ranks")
+    ]
     return Column(**{**plain, "cells": tuple(cells)})
 
 
 def save(path: Path, columns: Sequence[Column]) -> None:
-    """Write columns, one cell a line."""
+    """Write columns, one line for all numbers of ranks that came to the same."""
     shown = []
     for column in columns:
         head = {name: value for name, value in asdict(column).items() if name != "cells"}
-        cells = ",\n".join(json.dumps({k: v for k, v in asdict(cell).items() if v}) for cell in column.cells)
+        groups: dict[str, list[int]] = {}
+        for cell in column.cells:
+            same = {name: value for name, value in asdict(cell).items() if value and name != "ranks"}
+            groups.setdefault(json.dumps(same)[:-1], []).append(cell.ranks)
+        cells = ",\n".join(f'{same}, "ranks": {numbers}}}' for same, numbers in groups.items())
         shown.append(f'{json.dumps(head)[:-1]}, "cells": [\n{cells}\n]}}')
     whole = ",\n".join(shown)
     path.write_text(f'{{"schema": {SCHEMA}, "columns": [\n{whole}\n]}}\n', encoding="utf-8")

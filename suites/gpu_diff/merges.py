@@ -78,8 +78,10 @@ def run_here(
         raise Stop(Exit.USAGE, "--over nccl: allowed alone; its ranks are forked from a process that uses no GPU")
     columns = []
     for way in chosen:
-        columns.append(column(way, _engine(way, engine), most, cases, seed))
-        keep(columns, json_)
+        for unfinished in column(way, _engine(way, engine), most, cases, seed):
+            # What comes after may bring a GPU down, or take too long.
+            keep([*columns, unfinished], json_)
+        columns.append(unfinished)
     new = [c for column_ in columns for c in column_.cells if c.outcome is Outcome.FINDING and c.known is None]
     for cell in new:
         print(f"new: {cell.path}, {cell.ranks} ranks, {cell.kind}: {cell.text}", file=sys.stderr)
@@ -121,8 +123,8 @@ def _engine(way: str, asked: str) -> Engine:
     return engine
 
 
-def column(way: str, engine: Engine, most: int, cases: int, seed: int) -> Column:
-    """Every path over one way of execution."""
+def column(way: str, engine: Engine, most: int, cases: int, seed: int) -> Iterator[Column]:
+    """Every path over one way of execution: the column as it grows, path by path."""
     ledger, found = built_in_ledger(), versions_elsewhere() if way == "nccl" else versions()
     known = [defect for defect in ledger if defect.applies(engine, found)]
     counts = {"stepped": range(1, most + 1), "gloo": GLOO, "nccl": range(2, torch.cuda.device_count() + 1)}[way]
@@ -132,7 +134,7 @@ def column(way: str, engine: Engine, most: int, cases: int, seed: int) -> Column
             continue
         cells += judged(path, way, engine, [n for n in counts if n <= most], cases, seed, known)
         print(f"{way}: {path.name}", file=sys.stderr)
-    return Column(way, engine.value, found, tuple(cells))
+        yield Column(way, engine.value, found, tuple(cells))
 
 
 def versions_elsewhere() -> dict[str, str | None]:
@@ -187,7 +189,7 @@ def cell(
         try:
             out, lse = path.call(run, place, kind, given)
         except Exception as error:  # noqa: BLE001 - whatever a path raises is its outcome
-            said = _in_one_line(error, case)
+            said = _in_one_line(error, case, kind)
             # Ranks cannot share such heads: to say so is right.
             outcome = Outcome.UNSUPPORTED if kind is Kind.UNEVEN else Outcome.FINDING
             checks: tuple[Check, ...] = (Check.CRASH,)
@@ -200,11 +202,12 @@ def cell(
     return Cell(path.name, kind, cases[0].parts, Outcome.PASS)
 
 
-def _in_one_line(error: Exception, case: Case) -> str:
-    """Its name and last line, whichever rank it is of; the numbers of ranks and of heads as N and H."""
+def _in_one_line(error: Exception, case: Case, kind: Kind) -> str:
+    """Its name and last line, whichever rank it is of; the numbers of ranks and of uneven heads as N and H."""
     lines = str(error).strip().splitlines() or [""]
     said = re.sub(r"^RankError: rank \d+: ", "", " ".join(f"{type(error).__name__}: {lines[-1]}".split()))[:160]
-    for number, letter in ((case.parts, "N"), (case.num_kv_heads, "H")):
+    letters = {case.parts: "N"} | ({case.num_kv_heads: "H"} if kind is Kind.UNEVEN else {})
+    for number, letter in letters.items():
         said = re.sub(rf"(?<![\w.:]){number}\b", letter, said)
     return said
 

@@ -1,9 +1,8 @@
 """Several ranks of decode context parallel: in one process, step by step, or as real processes over gloo or NCCL.
 
-A rank's code asks its group for collectives. In one process every rank runs until its next collective and is stopped
-there; once all have come, the collective is computed, in the order of the ranks, and they run again from the start with
-its result at hand. What a rank does before a collective must therefore be a function of its arguments, which it is
-given anew each time.
+A rank's code asks its group for collectives. In one process every rank has a thread of its own, of which one runs at a
+time: each in its turn runs until its next collective and is stopped there; once all have come, the collective is
+computed, in the order of the ranks, and they go on with its result. The same every time.
 """
 
 from __future__ import annotations
@@ -13,6 +12,7 @@ import os
 import select
 import signal
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -62,17 +62,51 @@ class RankError(RuntimeError):
     """A rank raised, died, or did not come to the end in time. One line."""
 
 
-class _Waiting(Exception):
-    """A rank has come to a collective whose result is not known yet."""
+class _Abandoned(BaseException):
+    """Ends the work of a rank whose group has come to an end without it."""
 
 
-class SteppedGroup:
-    """One rank's view in one process. ``known``: results of the collectives that all ranks have come to."""
+class SteppedGroup(threading.Thread):
+    """One rank's view in one process, and the thread that does its work."""
 
-    def __init__(self, rank: int, ranks: int, known: Sequence[Tensor]) -> None:
+    def __init__(self, rank: int, ranks: int, work: Rank) -> None:
+        super().__init__(name=f"rank {rank}", daemon=True)
         self.rank_in_group, self.world_size = rank, ranks
-        self._known, self._next = known, 0
         self.asked: tuple[str, Tensor] | None = None
+        """The collective that it has come to, None at the end."""
+        self.result: Tensor | None = None
+        self._work, self._error = work, None
+        self._answer: Tensor | None = None
+        self._turn, self._over = threading.Semaphore(0), threading.Semaphore(0)
+        self._abandoned = False
+        self.start()
+
+    def run(self) -> None:
+        """The work, once it is its turn."""
+        self._turn.acquire()
+        try:
+            if not self._abandoned:
+                self.result = self._work(self)
+        except _Abandoned:
+            pass
+        except BaseException as error:  # noqa: BLE001 - raised again where the group is run
+            self._error = error
+        self.asked = None
+        self._over.release()
+
+    def advance(self, answer: Tensor | None) -> None:
+        """Let it run, with the result of its collective, until the next or the end. Raises what it raises."""
+        self._answer = answer
+        self._turn.release()
+        self._over.acquire()
+        if self._error is not None:
+            raise self._error
+
+    def abandon(self) -> None:
+        """End its work where it stands."""
+        self._abandoned = True
+        self._turn.release()
+        self.join()
 
     def all_gather(self, tensor: Tensor, dim: int) -> Tensor:
         """See ``Group``."""
@@ -98,11 +132,12 @@ class SteppedGroup:
         out.copy_(torch.cat(pieces))
 
     def _collect(self, kind: str, tensor: Tensor) -> Tensor:
-        index, self._next = self._next, self._next + 1
-        if index < len(self._known):
-            return self._known[index].clone()
         self.asked = (kind, tensor.clone())
-        raise _Waiting
+        self._over.release()
+        self._turn.acquire()
+        if self._abandoned or self._answer is None:
+            raise _Abandoned
+        return self._answer.clone()
 
 
 def _divisible(tensor: Tensor, dim: int, ranks: int) -> None:
@@ -112,20 +147,20 @@ def _divisible(tensor: Tensor, dim: int, ranks: int) -> None:
 
 def stepped(work: Sequence[Rank]) -> list[Tensor]:
     """Run every rank's work in this process; returns their results. Raises ``RankError`` if they part ways."""
-    known: list[Tensor] = []
-    while len(known) <= MOST_COLLECTIVES:
-        results, asked = [], []
-        for rank, run in enumerate(work):
-            group = SteppedGroup(rank, len(work), known)
-            try:
-                results.append(run(group))
-            except _Waiting:
-                assert group.asked is not None
-                asked.append(group.asked)
-        if not asked:
-            return results
-        known.append(_collective(asked, len(work)))
-    raise RankError(f"the ranks asked for more than {MOST_COLLECTIVES} collectives")
+    groups = [SteppedGroup(rank, len(work), run) for rank, run in enumerate(work)]
+    answer = None
+    try:
+        for _ in range(MOST_COLLECTIVES + 1):
+            for group in groups:
+                group.advance(answer)
+            results = [group.result for group in groups if group.result is not None]
+            if len(results) == len(groups):
+                return results
+            answer = _collective([group.asked for group in groups if group.asked is not None], len(work))
+        raise RankError(f"the ranks asked for more than {MOST_COLLECTIVES} collectives")
+    finally:
+        for group in groups:
+            group.abandon()
 
 
 def _collective(asked: Sequence[tuple[str, Tensor]], ranks: int) -> Tensor:

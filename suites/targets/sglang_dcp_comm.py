@@ -14,6 +14,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
+from fuzz.versions import installed
 from oracle import Convention, Precision, Supports, declare
 from oracle.kinds import Engine, LseBase
 from oracle.precision import Citation
@@ -141,9 +142,9 @@ def _all_to_all(natural: bool, out: Tensor, lse: Tensor, group: ranks.Group) -> 
 
 
 def _natural_unavailable(engine: Engine) -> str | None:
-    return _unavailable("cp_lse_ag_out_rs_mla", engine) or sglang_wheel.lacks(
-        sglang_dcp_modules.COMM, "dcp_a2a_lse_reduce"
-    )
+    if (reason := _unavailable("cp_lse_ag_out_rs_mla", engine)) is not None or sglang_dcp_modules.later():
+        return reason
+    return f"cp_lse_ag_out_rs_mla of sglang {installed('sglang')} knows base-2 log-sum-exps alone"
 
 
 def _target(
