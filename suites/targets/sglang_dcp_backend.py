@@ -38,6 +38,14 @@ class _OtherPool:
     """Stands for the classes of pools that ours is none of."""
 
 
+@dataclass(frozen=True)
+class _WriteLoc:
+    """As ``KVWriteLoc``: where keys are written."""
+
+    loc: Tensor
+    physical: bool
+
+
 def environment(**answers: object) -> SimpleNamespace:
     """sglang's environment variables, each with its value."""
     return SimpleNamespace(**{name: SimpleNamespace(get=partial(_same, value)) for name, value in answers.items()})
@@ -56,6 +64,7 @@ def _given() -> sglang_wheel.Given:
     told["sglang.srt.layers.attention.base_attn_backend"] = {"AttentionBackend": object}
     told["sglang.srt.layers.attention.triton_ops.kv_indices"] = vars(kv_indices())
     told["sglang.srt.environ"] = {"envs": environment(SGLANG_DISABLE_LEAN_ATTENTION=False)}
+    told["sglang.srt.mem_cache.memory_pool"] = {"KVWriteLoc": _WriteLoc}
     for name in ("BaseSWAKVPool", "SWAKVPool"):
         for module in ("swa_memory_pool", "base_swa_memory_pool"):
             told.setdefault(f"sglang.srt.mem_cache.{module}", {})[name] = _OtherPool
