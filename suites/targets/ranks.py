@@ -7,6 +7,7 @@ computed, in the order of the ranks, and they go on with its result. The same ev
 
 from __future__ import annotations
 
+import ctypes
 import json
 import os
 import select
@@ -27,6 +28,13 @@ from fuzz.tensor_data import from_data, to_data
 
 MOST_COLLECTIVES = 8
 """A rank that asks for more is taken to loop."""
+
+
+GRACE_S = 0.5
+"""Once a rank has complained, how long the others are listened to: what it complains of may be another's death."""
+
+_PR_SET_PDEATHSIG = 1
+"""Of prctl(2)."""
 
 
 class Group(Protocol):
@@ -263,28 +271,37 @@ class _Child:
     pid: int
     channel: int
     received: bytes = b""
+    ended: int | None = None
+    """How, once it has been waited for."""
 
     def end(self) -> None:
         os.close(self.channel)
-        os.kill(self.pid, signal.SIGKILL)
-        os.waitpid(self.pid, 0)
+        if self.ended is None:
+            os.kill(self.pid, signal.SIGKILL)
+            os.waitpid(self.pid, 0)
+
+    def complaint(self) -> str | None:
+        """What went wrong, once it has closed its descriptor, or None."""
+        if not self.received:
+            self.ended = os.waitpid(self.pid, 0)[1] if self.ended is None else self.ended
+            by = f" by {signal.Signals(self.ended).name}" if os.WIFSIGNALED(self.ended) else ""
+            return f"rank {self.rank} was ended{by} before it answered"
+        answer = json.loads(self.received)
+        return f"rank {self.rank}: {answer['error']}" if "error" in answer else None
 
     def tensor(self) -> Tensor:
-        """The answer. Raises ``RankError`` for an error, or none."""
-        if not self.received:
-            raise RankError(f"rank {self.rank} died")
-        answer = json.loads(self.received)
-        if "error" in answer:
-            raise RankError(f"rank {self.rank}: {answer['error']}")
-        return from_data(answer)["result"]
+        """The answer, if there is nothing to complain of."""
+        return from_data(json.loads(self.received))["result"]
 
 
 def _fork(rank: int, work: Sequence[Rank], store: Path, backend: str, timeout_s: float) -> _Child:
     read, write = os.pipe()
+    parent = os.getpid()
     pid = os.fork()
     if pid:
         os.close(write)
         return _Child(rank, pid, read)
+    _end_with(parent)
     try:
         answer = _run_rank(rank, work, store, backend, timeout_s)
     except BaseException as error:  # noqa: BLE001 - the boundary of a process: the parent hears of whatever it is
@@ -293,6 +310,13 @@ def _fork(rank: int, work: Sequence[Rank], store: Path, backend: str, timeout_s:
     with open(write, "wb") as channel:
         channel.write(json.dumps(answer).encode())
     os._exit(0)
+
+
+def _end_with(parent: int) -> None:
+    """Let this process be killed when ``parent`` ends, however it does."""
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:
+        os._exit(1)
 
 
 def _run_rank(rank: int, work: Sequence[Rank], store: Path, backend: str, timeout_s: float) -> dict[str, Any]:
@@ -309,15 +333,22 @@ def _run_rank(rank: int, work: Sequence[Rank], store: Path, backend: str, timeou
 
 
 def _answers(children: Sequence[_Child], deadline: float) -> list[Tensor]:
-    """Every rank's result. The first that fails ends the wait: the others may be waiting for it."""
+    """Every rank's result. The first complaint ends the wait, but for those that it may come from: see ``GRACE_S``."""
     open_ = {child.channel: child for child in children}
+    complaints: list[str] = []
     while open_:
         ready, _, _ = select.select(list(open_), [], [], max(0.0, deadline - time.monotonic()))
-        if not ready:
+        if not ready and not complaints:
             raise RankError(f"no answer in time from rank {', '.join(str(c.rank) for c in open_.values())}")
+        if not ready:
+            break
         for channel in ready:
             piece = os.read(channel, 1 << 20)
             open_[channel].received += piece
-            if not piece:
-                open_.pop(channel).tensor()
+            if not piece and (said := open_.pop(channel).complaint()) is not None:
+                complaints.append(said)
+                deadline = min(deadline, time.monotonic() + GRACE_S)
+    if complaints:
+        # A rank that was killed is why the others lost their connections.
+        raise RankError(min(complaints, key=lambda said: " was ended" not in said))
     return [child.tensor() for child in children]

@@ -228,6 +228,9 @@ def _stand_in(step: Step, rank: int) -> SimpleNamespace:
         lean_total_programs=1,
         lean_block_m=16,
         dllm_attention=None,
+        use_mla=False,
+        use_pdl=False,
+        page_size=1,
         _translate_kv_loc=None,
     )
     methods = module().TritonAttnBackend

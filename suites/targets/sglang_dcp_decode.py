@@ -114,7 +114,7 @@ def _target(
     @declare.paged_decode(
         name=f"sglang.dcp.decode.{name}",
         convention=replace(usual, **convention),
-        precision=sglang_attention._with_fp8(_precision(count), *supports.kv_dtypes),
+        precision=sglang_attention._with_fp8(_precision(count, supports), *supports.kv_dtypes),
         supports=supports,
         unavailable=_lean_unavailable if lean else sglang_dcp_backend.missing,
         engines=tuple(Engine) if run is ranks.stepped else (Engine.EMULATOR,),
@@ -131,12 +131,13 @@ def _lean_unavailable(engine: Engine) -> str | None:
     return other_arch(MI300X, engine) or sglang_dcp_backend.missing(engine)
 
 
-def _precision(count: int) -> Precision:
+def _precision(count: int, supports: Supports) -> Precision:
     """Partial outputs of a rank are float32, and so are their weighting and their sum."""
+    usual = sglang_attention.PLAIN if supports.group_sizes == (1,) else sglang_attention.GROUPED
     return replace(
-        sglang_attention.GROUPED,
-        source=f"{sglang_attention.GROUPED.source}; forward_decode: each rank's output and log-sum-exp in float32",
-        cited=sglang_attention.GROUPED.cited + sglang_wheel.cited(sglang_dcp_backend.FILES * 2, *STEP),
+        usual,
+        source=f"{usual.source}; forward_decode: each rank's output and log-sum-exp in float32",
+        cited=usual.cited + sglang_wheel.cited(sglang_dcp_backend.FILES * 2, *STEP),
         ranks=count,
         rank_ownership=RankOwnership.CYCLIC,
     )
