@@ -19,7 +19,7 @@ from suites.fuzz.test_dcp_layout import LATER, around, later, on_each
 from suites.targets import ranks, sglang_dcp_backend, sglang_dcp_modules
 
 MISSING = sglang_dcp_modules.missing(Engine.EMULATOR)
-pytestmark = pytest.mark.skipif(MISSING is not None, reason=str(MISSING))
+pytestmark = [pytest.mark.dcp, pytest.mark.skipif(MISSING is not None, reason=str(MISSING))]
 
 FEW = settings(max_examples=8, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 RANKS = st.sampled_from([2, 3, 4, 8])

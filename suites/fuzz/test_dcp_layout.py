@@ -24,7 +24,7 @@ from oracle.merge import merge_states
 from suites.targets import ranks, sglang_dcp, sglang_dcp_modules, sglang_wheel
 
 MISSING = sglang_dcp_modules.missing(Engine.EMULATOR)
-pytestmark = pytest.mark.skipif(MISSING is not None, reason=str(MISSING))
+pytestmark = [pytest.mark.dcp, pytest.mark.skipif(MISSING is not None, reason=str(MISSING))]
 
 LATER = sglang_dcp_modules.later()
 """Later than 0.5.16: indices stay widened until they are read, and blocks of several positions go round."""

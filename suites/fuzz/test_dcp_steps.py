@@ -20,7 +20,7 @@ from suites.targets import ranks, sglang_dcp_backend, sglang_dcp_decode, sglang_
 from suites.targets.sglang_dcp_backend import Mode
 
 MISSING = sglang_dcp_backend.missing(Engine.EMULATOR)
-pytestmark = pytest.mark.skipif(MISSING is not None, reason=str(MISSING))
+pytestmark = [pytest.mark.dcp, pytest.mark.skipif(MISSING is not None, reason=str(MISSING))]
 
 CASE = load_case(Path(__file__).parents[1] / "gpu_diff" / "cases" / "dcp-decode-sinks.json")
 """Three keys, twelve heads, sinks."""

@@ -15,6 +15,8 @@ from torch import Tensor
 
 from suites.targets.ranks import Group, RankError, nccl_missing, over_gloo, over_nccl, stepped
 
+pytestmark = pytest.mark.dcp
+
 RUNS = [stepped, over_gloo]
 
 

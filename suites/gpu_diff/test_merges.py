@@ -20,6 +20,8 @@ from suites.targets import ranks
 from suites.targets.ranks import Group
 from suites.targets.sglang_dcp_comm import Merge
 
+pytestmark = pytest.mark.dcp
+
 ALL_REDUCE = next(path for path in PATHS if path.name.startswith("all-reduce"))
 PORTABLE = next(path for path in PATHS if path.name.startswith("our portable"))
 
