@@ -209,9 +209,9 @@ def _alone(outcome: Outcome, settings: Settings) -> Outcome:
 class Campaign:
     """A search over targets: each gets its plan's cases until its number or the time is used up.
 
-    ``cases`` is the number a target; ``time_s`` bounds the whole, shared fairly: the next case goes to the
-    target that has had the least time. Without ``time_s`` the targets take turns, so that a run is a
-    function of its seed.
+    ``cases`` is the number a target; ``time_s`` bounds the whole, shared fairly: of the targets with pairs of
+    features still to cover, then of all, the next case goes to that which has had the least time. Without ``time_s``
+    the targets take turns, so that a run is a function of its seed.
     """
 
     targets: Sequence[Declaration]
@@ -255,13 +255,16 @@ class Campaign:
         streams = {name: islice(plan, self.cases) for name, plan in self._plans.items()}
         asked = Counter(dict.fromkeys(streams, 0))
         while streams and (deadline is None or time.monotonic() < deadline):
-            name = min(streams, key=lambda n: (self._spent(n), asked[n]))
+            name = min(streams, key=lambda n: (self._covered(n), self._spent(n), asked[n]))
             case = next(streams[name], None)
             if case is None:
                 del streams[name]
                 continue
             asked[name] += 1
             yield name, case
+
+    def _covered(self, name: str) -> bool:
+        return self.time_s is not None and not self._plans[name].missing
 
     def _spent(self, name: str) -> float:
         return 0.0 if self.time_s is None else sum(self.summaries[name].seconds.values())

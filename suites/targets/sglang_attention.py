@@ -50,6 +50,7 @@ def _about_the_machine(device: Device | None) -> Names:
     arch = machine.arch if machine else None
     hip, gfx95 = engines.current() is Engine.HIP or arch is not None, (arch or "").startswith("gfx95")
     answers = {"is_cuda": lambda: not hip, "is_hip": lambda: hip, "is_gfx95_supported": lambda: gfx95}
+    answers["is_gfx1250_supported"] = lambda: False
     return {"sglang.srt.utils": answers, "sglang.kernels.utils": answers, "sglang.srt.utils.common": answers}
 
 
