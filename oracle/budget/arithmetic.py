@@ -63,7 +63,9 @@ class Arithmetic:
             "count": count,
             "rescales": rescales,
             "log_count": count.clamp(min=math.e).log(),
-            "steps": count * (rescales + 2),
+            "underflow": (count * (rescales + 2) + (sum(self.merges) + 8)) * self.tiny,
+            "row_sum_underflow": count * (rescales + 2) * self.tiny,
+            "rescaling": rescales * self.exp_error,
             "numerator": compound(values, gamma(2 * rescales + 1 + DIVISION + levels)),
             "exact_numerator": gamma(none + 1 + DIVISION + levels),
             "denominator": compound(row_sum, gamma(2 * rescales + MERGE + levels)),
@@ -94,9 +96,19 @@ class Arithmetic:
         return self._of_rows["records"]
 
     @property
-    def steps(self) -> Tensor:
-        """Roundings of which each may underflow, merges aside."""
-        return self._of_rows["steps"]
+    def rescaling(self) -> Tensor:
+        """Error of the logarithm of a weight that all rescales together make."""
+        return self._of_rows["rescaling"]
+
+    @property
+    def underflow(self) -> Tensor:
+        """What underflow of every term of the numerator costs, for values of size 1."""
+        return self._of_rows["underflow"]
+
+    @property
+    def row_sum_underflow(self) -> Tensor:
+        """What underflow of every term of the row sum costs."""
+        return self._of_rows["row_sum_underflow"]
 
     def sum_errors(self, exact: Tensor | None) -> tuple[Tensor, Tensor]:
         """Relative errors [m, r, 1] of accumulating numerators, and of the row sum. exact: bool, of rows that are added

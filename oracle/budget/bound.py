@@ -124,10 +124,12 @@ class _Writer:
 
     @staticmethod
     def of(problem: Problem) -> _Writer:
-        shape = (problem.q.shape[0], problem.q_heads, problem.dim_v)
-        out = torch.zeros(shape, dtype=torch.float64, device=problem.device)
-        keys = out.new_zeros(shape[0], dtype=torch.int64)
-        return _Writer(Bounds(out, torch.zeros_like(out[..., 0]), torch.zeros_like(out), keys))
+        tokens, heads = problem.q.shape[0], problem.q_heads
+        shape, rows = (tokens, heads, problem.dim_v), tokens * heads
+        wide = torch.zeros(rows * (2 * problem.dim_v + 1), dtype=torch.float64, device=problem.device)
+        out, reach, lse = wide.split((rows * problem.dim_v, rows * problem.dim_v, rows))
+        keys = torch.zeros(tokens, dtype=torch.int64, device=problem.device)
+        return _Writer(Bounds(out.view(shape), lse.view(shape[:2]), reach.view(shape), keys))
 
     def beside(self) -> _Writer:
         """One for other bounds on the same rows."""

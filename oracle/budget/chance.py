@@ -67,9 +67,8 @@ def probable_rows(
     model = Model.of(rows, found, a, confidence / math.sqrt(3))
     bounds = []
     for probable, most in ((model.out(), found.out), (model.lse(lse_includes_sink), found.lse)):
-        least = torch.minimum(probable.nan_to_num(nan=math.inf), most)
-        # Where the worst case promises nothing, an overflow may be why.
-        bounds.append(least.masked_fill_(most == math.inf, math.inf))
+        # Not a number: as the worst case. Where that promises nothing, an overflow may be why.
+        bounds.append(torch.fmin(probable, most).masked_fill_(most == math.inf, math.inf))
     return bounds[0], bounds[1]
 
 
@@ -91,6 +90,11 @@ class Stage:
             None if self.square is None else self.square * scale.square(),
             None if self.shift is None else self.shift * scale,
         )
+
+    def larger(self, other: Stage) -> Stage:
+        """What covers both, of which each is given or none."""
+        pairs = ((self.square, other.square), (self.shift, other.shift))
+        return Stage(*(None if x is None or y is None else torch.maximum(x, y) for x, y in pairs))
 
     @staticmethod
     def total(*stages: Stage) -> Stage:
@@ -128,7 +132,7 @@ class Model:
         deviation = squares.square.sqrt()
         spread = squares.about_out
         if rows.sinks is not None:
-            spread = spread + (weights.sink / weights.share * o).square()
+            spread = spread + ((rows.sinks - weights.lse).exp_() * o).square()
         largest, away = prefixes.largest(None), prefixes.largest(-o)
         far = torch.maximum(away.plain, _OTHER_ORDERS * spread.sqrt())
         numerator_cast, denominator_cast = _casts(a, prefixes, largest, away, casts, factor)
@@ -158,9 +162,10 @@ class Model:
 
     def out_parts(self) -> dict[str, Tensor]:
         """What each stage of `out` would come to alone, to first order."""
-        o, share = self.rows.out.abs(), self.found.weights.share
+        o, left = self.rows.out.abs(), self.found.weights.left
         parts = {**self.numerator, "row sum": self.denominator["row sum"].scaled(o)}
-        return {**{name: stage.bound(self.factor) * share for name, stage in parts.items()}, **self._apart(o)}
+        alone = {name: left(torch.as_tensor(stage.bound(self.factor))) for name, stage in parts.items()}
+        return {**alone, **self._apart(o)}
 
     def _apart(self, o: Tensor) -> dict[str, Tensor]:
         """Parts of `out` that the sink's share does not lessen."""
@@ -170,43 +175,35 @@ class Model:
             parts["sink"] = self.sink_error * o
         if a.merges:
             parts["normalisation"] = worst.normalisation(weights, a) * o
-        _, partial = worst.partial_rounding(self.rows, a)
-        parts["underflow"] = torch.addcmul(torch.full_like(o, 2 * partial), worst.underflow(a), 1 + self.rows.reach)
-        return parts
+        return {**parts, "underflow": self.found.underflow}
 
     def out(self) -> Tensor:
-        share, o = self.found.weights.share, self.rows.out.abs()
+        left, o = self.found.weights.left, self.rows.out.abs()
         row_sum = self.denominator["row sum"].scaled(o)
-        error = Stage.total(*self.numerator.values(), row_sum).bound(self.factor) * share
+        error = left(torch.as_tensor(Stage.total(*self.numerator.values(), row_sum).bound(self.factor)))
         for part in self._apart(o).values():
             error = error + part
-        least = 1 - self._denominator * share
+        least = 1 - left(self._denominator)
         if self.sink_error is not None:
             least = least - self.sink_error
-        return torch.where(least > 0, error / least, math.inf)
+        return (error / least).masked_fill_(~(least > 0), math.inf)
 
     def lse_parts(self, includes_sink: bool) -> dict[str, Tensor]:
         """What each stage of the log-sum-exp would come to alone, to first order."""
-        share = self.found.weights.share if includes_sink else 1.0
-        parts = {name: stage.bound(self.factor) * share for name, stage in self.denominator.items()}
-        return {**parts, **self._lse_apart(includes_sink)}
+        left = self.found.weights.left if includes_sink else torch.as_tensor
+        alone = {name: left(torch.as_tensor(stage.bound(self.factor))) for name, stage in self.denominator.items()}
+        return {**alone, **self._lse_apart(includes_sink), "logarithm": self.found.log.logarithm}
 
     def _lse_apart(self, includes_sink: bool) -> dict[str, Tensor]:
-        weights, a = self.found.weights, self.a
-        lse = weights.full_lse if includes_sink else weights.lse
         parts = {} if self.sink_error is None or not includes_sink else {"sink": self.sink_error}
-        underflow, logarithm = worst.lse_underflow(weights, lse, a), worst.final_lse_error(weights, lse, a)
-        return {**parts, "underflow": underflow, "logarithm": logarithm}
+        return {**parts, "underflow": self.found.log.underflow}
 
     def lse(self, includes_sink: bool) -> Tensor:
-        error = self._denominator
-        if includes_sink:
-            error = error * self.found.weights.share
-        parts = self._lse_apart(includes_sink)
-        logarithm = parts.pop("logarithm")
-        for part in parts.values():
+        """The bound on the log-sum-exp that `found` is about, which counts the sink if `includes_sink`."""
+        error = self.found.weights.left(self._denominator) if includes_sink else self._denominator
+        for part in self._lse_apart(includes_sink).values():
             error = error + part
-        return logarithm - (-error).log1p()
+        return self.found.log.logarithm - (-error).log1p()
 
 
 @dataclass(frozen=True, eq=False)
@@ -229,10 +226,9 @@ class _Moments:
 def _logit_errors(found: Judged, a: Arithmetic, factor: float, alike: Tensor) -> tuple[Tensor, Tensor]:
     """Weights of the shift, p (e^d - 1), and of the squared widths."""
     weights, logits = found.weights, found.logits
-    size, below = weights.size, weights.below
-    shift = worst.exponential(size, below, weights.top, logits.systematic, a).masked_fill_(weights.exact, 0.0)
+    shift = worst.of_exponential(weights.exponential, logits.systematic, a).masked_fill_(weights.exact, 0.0)
     if a.merges:
-        shift += _merging(size, below, weights, a)
+        shift += _merging(weights.size, weights.below, weights, a)
     far = logits.width * factor
     grown = far.exp()
     # What e^d - 1 - d can be, and its product with the shift.
@@ -245,8 +241,7 @@ def _sink_error(rows: Rows, weights: Weights, a: Arithmetic, rises: _Rises) -> T
     if rows.sinks is None:
         return None
     size, below = rows.sinks.abs(), weights.top - rows.sinks
-    error = worst.exponential(size, below, weights.top, torch.zeros_like(size), a)
-    error = error + rises.count * a.exp_error
+    error = worst.exponential(size + below, size, weights.top, a) + rises.count * a.exp_error
     if a.merges:
         error = error + _merging(size, below, weights, a)
     return error.expm1() * weights.sink
@@ -413,20 +408,33 @@ def _running_maxima(found: Judged, a: Arithmetic, sinks: bool) -> Iterator[Tenso
     m, r, n = s.shape
     highest = s.amax(-1, keepdim=True)
     highest = highest.masked_fill_(highest == -math.inf, 0.0).unsqueeze(1)
-    yield highest
-    yield from (highest - i / _OFFSETS * math.log(2.0) for i in range(1, _OFFSETS))
+    offsets = torch.arange(_OFFSETS, device=s.device).view(1, -1, 1, 1)
+    yield torch.sub(highest, offsets, alpha=math.log(2.0) / _OFFSETS)
     if sinks and a.precision.sink_first is not False:
         yield found.weights.top.unsqueeze(1)
     yield from _maxima_of_parts(s, a)
-    for i in range(_TILES):
-        tile = min(a.precision.tile << i, n)
-        if i and tile == n:
-            return
-        tops = _in_runs(s, tile).amax(-1)
-        for backwards in _ways(a):
-            running = (tops.flip(-1) if backwards else tops).cummax(-1).values
-            running = running.masked_fill_(running == -math.inf, 0.0)
-            yield _spread_out(running.flip(-1) if backwards else running, tile, n)
+    yield from _maxima_of_tiles(s, a)
+
+
+def _maxima_of_tiles(s: Tensor, a: Arithmetic) -> Iterator[Tensor]:
+    """Those that rise from tile to tile, in either order, for tiles of several sizes."""
+    tile, n = min(a.precision.tile, s.shape[2]), s.shape[2]
+    finest = _in_runs(s, tile).amax(-1)
+    runs, sizes = finest.shape[2], [1 << i for i in range(1, _TILES) if tile << i < n]
+    # What larger tiles hold, for each of the smallest.
+    joined = [_in_runs(finest, size).amax(-1) for size in sizes]
+    levels = [finest.unsqueeze(1)] if _TILES else []
+    levels += [_spread_out(tops, size, runs) for tops, size in zip(joined, sizes, strict=True)]
+    if levels:
+        tops = torch.cat(levels, 1)
+        found = [
+            (tops.flip(-1).cummax(-1).values.flip(-1) if backwards else tops.cummax(-1).values)
+            for backwards in _ways(a)
+        ]
+        running = torch.cat(found, 1)
+        yield _spread_out(running.masked_fill_(running == -math.inf, 0.0).flatten(1, 2), tile, n).view(
+            s.shape[0], -1, s.shape[1], n
+        )
 
 
 def _maxima_of_parts(s: Tensor, a: Arithmetic) -> Iterator[Tensor]:
@@ -495,7 +503,7 @@ def _casts(
         found.append(_covering(square.about_out, away.cast, None if lost is None else lost.spread, factor))
     numerator = found[0]
     if len(found) > 1:
-        numerator = Stage(*(torch.maximum(x, y) for x, y in zip(*((f.square, f.shift) for f in found), strict=True)))
+        numerator = found[0].larger(found[1])
     if in_sum is False:
         return numerator, Stage()
     seen = None if prefixes.cast is None else prefixes.cast[..., -1:].abs().amax((1, 2)).double()
@@ -503,9 +511,9 @@ def _casts(
 
 
 def _covering(square: Tensor, seen: Tensor | None, lost: Tensor | None, factor: float) -> Stage:
-    shift = torch.zeros_like(square)
-    if seen is not None:
-        shift = torch.sub(2 * seen, square.sqrt(), alpha=factor).clamp_(min=0.0)
+    if seen is None:
+        return Stage(square, lost)
+    shift = torch.sub(2 * seen, square.sqrt(), alpha=factor).clamp_(min=0.0)
     return Stage(square, shift if lost is None else shift + lost)
 
 

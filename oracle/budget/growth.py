@@ -21,11 +21,13 @@ def gamma(count: Tensor, unit: float = UNIT) -> Tensor:
     return torch.where(total < 1, total / (1 - total), torch.inf)
 
 
-def compound(first: Tensor | float, *errors: Tensor | float) -> Tensor | float:
+def compound(*errors: Tensor | float) -> Tensor | float:
     """The relative error of a product whose factors have these relative errors: prod(1 + e) - 1."""
-    total = first
+    total: Tensor | float = 0.0
     for error in errors:
-        if isinstance(error, Tensor) or error:
+        if isinstance(total, float) and total == 0:
+            total = error
+        elif isinstance(error, Tensor) or error:
             total = total + error + total * error
     return total
 

@@ -54,6 +54,9 @@ class Judged:
     rounding: Tensor
     value_cast: Tensor | float
     """what casting values does to the numerator, as a bound"""
+    underflow: Tensor
+    """of the numerator, and of partial results: [m, r, e]"""
+    log: LogErrors
     out: Tensor
     lse: Tensor
 
@@ -67,11 +70,13 @@ def bound_rows(rows: Rows, arithmetic: Arithmetic, lse_includes_sink: bool, chan
     weights = Weights.of(rows, arithmetic, logits)
     rounding = _p_rounding(weights, arithmetic)
     sums = Sums.of(rows, weights, rounding, arithmetic)
-    out = _out_bound(rows, weights, sums, arithmetic)
-    lse = _lse_bound(rows, weights, sums, arithmetic, lse_includes_sink)
+    lost = underflow(rows, arithmetic)
+    log = LogErrors.of(weights, weights.full_lse if lse_includes_sink else weights.lse, arithmetic)
+    out = _out_bound(rows, weights, sums, arithmetic, lost)
+    lse = _lse_bound(rows, weights, sums, arithmetic, lse_includes_sink, log)
     # Not a number: infinite logits or errors, about which nothing can be said.
     out, lse = (x.nan_to_num(nan=math.inf, posinf=math.inf) for x in (out, lse))
-    return Judged(logits, weights, rounding, sums.value_cast, out, lse)
+    return Judged(logits, weights, rounding, sums.value_cast, lost, log, out, lse)
 
 
 @dataclass(frozen=True, eq=False)
@@ -119,13 +124,14 @@ def logits_of(rows: Rows, a: Arithmetic, chance: bool) -> Logits:
     relative = float(compound(product, _of_terms(p.qk, terms)[0], p.scale_error, _DESCALE * UNIT))
     smallest = 2 * a.tiny + (0.0 if a.product is None else a.absolute(a.product))
     units = 1 + unit_of_product
+    units_of_logit = units * a.absolute(a.logit)
     # No rounding of a product, be it to zero, errs by more than the product.
     fixed = torch.minimum(units * (2 * terms * smallest), 4 * size)
     for moved in (cast_query, moved_keys):
         if moved is not None:
             fixed += moved
     s_size = s.abs()
-    error = _round_logit(s_size, torch.add(fixed, size, alpha=relative), units, a)
+    error = _round_logit(s_size, torch.add(fixed, size, alpha=relative), units_of_logit, a)
     largest = min(a.logit.max, FP32.max, FP32.max if a.product is None else a.product.max)
     # Products are formed before scaling, or of scaled queries: either may underflow or overflow.
     error.masked_fill_(size > unit_of_product.clamp(max=1.0) * largest, math.inf)
@@ -134,7 +140,7 @@ def logits_of(rows: Rows, a: Arithmetic, chance: bool) -> Logits:
     if chance:
         _, spread, bias = _of_terms(p.qk, terms)
         shift = float(compound(bias, p.scale_error, _DESCALE * UNIT))
-        systematic = _round_logit(s_size, fixed.add_(size, alpha=shift), units, a)
+        systematic = _round_logit(s_size, fixed.add_(size, alpha=shift), units_of_logit, a)
         width, alike = _scattered(q_size, size, spread, product, moved_keys, rows)
         width.mul_(1 + relative)
     if rows.soft_cap is not None:
@@ -142,11 +148,11 @@ def logits_of(rows: Rows, a: Arithmetic, chance: bool) -> Logits:
             slope = 1 - ((s_size - error).clamp_(min=0.0) / rows.soft_cap).tanh_().square_()
             width, alike = width * slope, None if alike is None else alike * slope
             capped, systematic = _soft_cap(s, systematic, rows.soft_cap, p.tanh_error)
-            systematic = _round_logit(capped.abs(), systematic, units, a)
+            systematic = _round_logit(capped.abs(), systematic, units_of_logit, a)
         s, error = _soft_cap(s, error, rows.soft_cap, p.tanh_error)
         s_size = s.abs()
-        error = _round_logit(s_size, error, units, a)
-    error.masked_fill_((s_size + error) * _LOG2E > a.logit.max, math.inf)
+        error = _round_logit(s_size, error, units_of_logit, a)
+    error.masked_fill_(s_size + error > a.logit.max / _LOG2E, math.inf)
     if rows.hidden is not None:
         s.masked_fill_(rows.hidden, -math.inf)
     absent = s == -math.inf
@@ -202,7 +208,7 @@ def multiplicity(x: Tensor) -> Tensor:
 
     Counted by hashing float32, so never too few.
     """
-    bits = (x + 0.0).to(torch.float32).view(torch.int32).long()
+    bits = torch.add(x, 0.0, out=torch.empty(x.shape, dtype=torch.float32, device=x.device)).view(torch.int32).long()
     size = 4 + max(1, x.shape[-1] - 1).bit_length()
     bucket = bits.mul_(0x9E3779B1).bitwise_and_(0xFFFFFFFF).bitwise_right_shift_(32 - size)
     present = (x > -math.inf).to(torch.int32)
@@ -259,10 +265,12 @@ def _value_cast_error(rows: Rows, a: Arithmetic, size: Tensor, weight: Tensor) -
     return error.masked_fill(rows.reach > fmt.max, math.inf)
 
 
-def _round_logit(size: Tensor, error: Tensor, units: Tensor, a: Arithmetic) -> Tensor:
-    """Errors once the logits, scaled or not, are held in their dtype. size: of the logits, [m, r, n]."""
+def _round_logit(size: Tensor, error: Tensor, least: Tensor, a: Arithmetic) -> Tensor:
+    """Errors once the logits, scaled or not, are held in their dtype. size: of the logits, [m, r, n]; least: the
+    absolute error of their dtype, in units of them.
+    """
     u = a.logit.unit_roundoff
-    rounding = torch.minimum(units * a.absolute(a.logit), size + error)
+    rounding = torch.minimum(least, size + error)
     return rounding.add_(error, alpha=1 + u).add_(size, alpha=u)
 
 
@@ -279,18 +287,20 @@ def _soft_cap(s: Tensor, error: Tensor, cap: float, tanh_error: float) -> tuple[
 class Weights:
     """Softmax weights and the errors of their logarithms, over all n keys; columns [m, r, 1] belong to rows.
 
-    size, below: of the logits, and how far they are below `top`; 0 where a key has no weight.
+    size, below: of the logits, and how far they are below `top`; 0 where a key has no weight. exponential: the error of
+    the logarithm of exp(s - top) that exact logits would have.
     exact: bool, where the weight before normalisation is 1 exactly, whatever the exponential: the logit is 0, without
     error, and no other exceeds it. all_exact: bool, of rows where all are. integer: of rows where, besides, sums of
     values are sums of integers that the accumulator holds; None if there are none.
     p: of the visible keys without the sink, summing to 1. excess: p (e^eps - 1). deficit: sum of p (1 - e^-eps).
     depth: how far below the row's maximum a logit may be when its weight is formed, errors included.
-    share: what the sink leaves, exp(lse) / (exp(lse) + exp(sink)). sink, sink_excess, sink_deficit: the
+    share: what the sink leaves, exp(lse) / (exp(lse) + exp(sink)); None without one. sink, sink_excess, sink_deficit: the
     sink's own weight and errors; 0 without one. top: the maximum, the sink included. lse: sink excluded.
     """
 
     size: Tensor
     below: Tensor
+    exponential: Tensor
     exact: Tensor
     all_exact: Tensor
     integer: Tensor | None
@@ -298,13 +308,17 @@ class Weights:
     excess: Tensor
     deficit: Tensor
     depth: Tensor
-    share: Tensor
+    share: Tensor | None
     sink: Tensor
     sink_excess: Tensor
     sink_deficit: Tensor
     top: Tensor
     lse: Tensor
     full_lse: Tensor
+
+    def left(self, x: Tensor) -> Tensor:
+        """x times what the sink leaves."""
+        return x if self.share is None else x * self.share
 
     @staticmethod
     def of(rows: Rows, a: Arithmetic, logits: Logits) -> Weights:
@@ -320,10 +334,12 @@ class Weights:
         full_lse = lse if rows.sinks is None else torch.logaddexp(lse, rows.sinks)
         size = s.abs().masked_fill_(no_weight, 0.0)
         below = (top - s).masked_fill_(no_weight, 0.0)
-        error = exponential(size, below, top, logit_error, a)
+        span = size + below
+        own = exponential(span, size, top, a)
+        error = of_exponential(own, logit_error, a)
         if a.exact_at_zero:
             peak = (s + logit_error).amax(-1, keepdim=True).sub_(largest)
-            exact = (size + below).add_(logit_error).add_(peak) <= _NOTHING
+            exact = span.add_(logit_error).add_(peak) <= _NOTHING
             error.masked_fill_(exact, 0.0)
         else:
             exact = torch.zeros_like(no_weight)
@@ -332,7 +348,7 @@ class Weights:
         late = rows.sinks is not None and a.precision.sink_first is False
         depth = ((largest - s).masked_fill_(no_weight, 0.0) if late else below) + error
         depth += highest
-        error += a.rescales * a.exp_error
+        error += a.rescaling
         error.masked_fill_(exact, 0.0)
         if a.merges:
             error += _merge_error(size, below, top, full_lse, a)
@@ -344,6 +360,7 @@ class Weights:
         return Weights(
             size=size,
             below=below,
+            exponential=own,
             exact=exact,
             all_exact=all_exact,
             integer=all_exact & (a.count * rows.values.levels <= a.exact_integers) if integers else None,
@@ -363,22 +380,28 @@ class Weights:
 
 def _sink(
     rows: Rows, a: Arithmetic, lse: Tensor, top: Tensor, full_lse: Tensor
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+) -> tuple[Tensor | None, Tensor, Tensor, Tensor]:
     """share, sink, sink_excess, sink_deficit of `Weights`."""
     if rows.sinks is None:
         none = torch.zeros_like(lse)
-        return torch.ones_like(lse), none, none, none
+        return None, none, none, none
     weight, size, below = (rows.sinks - full_lse).exp_(), rows.sinks.abs(), top - rows.sinks
-    error = exponential(size, below, top, torch.zeros_like(weight), a)
-    error = error + a.rescales * a.exp_error + _merge_error(size, below, top, full_lse, a)
+    error = exponential(size + below, size, top, a) + a.rescaling + _merge_error(size, below, top, full_lse, a)
     return (lse - full_lse).exp_(), weight, error.expm1() * weight, -(-error).expm1() * weight
 
 
-def exponential(size: Tensor, below: Tensor, top: Tensor, logit_error: Tensor, a: Arithmetic) -> Tensor:
-    """Error of the logarithm of exp(s - top), formed in one step or in several, whose sizes add up."""
-    k = a.precision.exp_argument_roundings * UNIT
-    error = (size + below).mul_(k).add_(logit_error, alpha=1 + 2 * k)
+def exponential(span: Tensor, size: Tensor, top: Tensor, a: Arithmetic) -> Tensor:
+    """Error of the logarithm of exp(s - top), formed in one step or in several, whose sizes add up, for exact logits.
+
+    span: of the sizes of s and of s - top.
+    """
+    error = span * (a.precision.exp_argument_roundings * UNIT)
     return error.add_(torch.maximum(size, top.abs()), alpha=2 * UNIT).add_(a.exp_error)
+
+
+def of_exponential(own: Tensor, logit_error: Tensor, a: Arithmetic) -> Tensor:
+    """The same for logits with an error. own: without."""
+    return torch.add(own, logit_error, alpha=1 + 2 * a.precision.exp_argument_roundings * UNIT)
 
 
 def _merge_error(size: Tensor, below: Tensor, top: Tensor, full_lse: Tensor, a: Arithmetic) -> Tensor | float:
@@ -474,27 +497,29 @@ class Sums:
         )
 
 
-def _out_bound(rows: Rows, weights: Weights, sums: Sums, a: Arithmetic) -> Tensor:
+def _out_bound(rows: Rows, weights: Weights, sums: Sums, a: Arithmetic, lost: Tensor) -> Tensor:
     o = sums.out.abs()
     numerator, denominator = a.sum_errors(weights.integer)
-    partial, partial_absolute = partial_rounding(rows, a)
-    linear = compound(numerator, partial)
-    denominator = denominator + normalisation(weights, a)
-    lost = underflow(a)
-    total, deficit = weights.share * sums.weight, weights.share * (sums.deficit + sums.common)
+    linear = compound(numerator, partial_rounding(rows, a)[0])
+    if a.merges:
+        denominator = denominator + normalisation(weights, a)
+    total, deficit = weights.left(sums.weight), weights.left(sums.deficit + sums.common)
     error = torch.addcmul(sums.spread, sums.size, linear) + sums.rounded
-    error = (error + sums.value_cast) * weights.share
+    if isinstance(sums.value_cast, Tensor):
+        error += sums.value_cast
+    error = weights.left(error)
     if rows.sinks is not None:
         total, deficit = total + weights.sink + weights.sink_excess, deficit + weights.sink_deficit
         error = torch.addcmul(error, weights.sink_excess, o)
-    error = torch.addcmul(error, denominator * total, o).addcmul_(lost, 1 + rows.reach).add_(partial_absolute * 2)
-    least = (1 - deficit) * (1 - denominator - lost)
-    return torch.where(least > 0, error / least, math.inf)
+    error = torch.addcmul(error, denominator * total, o).add_(lost)
+    least = (1 - deficit) * (1 - denominator - a.underflow)
+    return error.div_(least).masked_fill_(~(least > 0), math.inf)
 
 
-def underflow(a: Arithmetic) -> Tensor:
-    """What underflow of every term of the numerator costs, for values of size 1: [m, r, 1]."""
-    return (a.steps + (sum(a.merges) + 8)) * a.tiny
+def underflow(rows: Rows, a: Arithmetic) -> Tensor:
+    """What underflow costs the numerator and partial results: [m, r, e]."""
+    lost = a.underflow * (1 + rows.reach)
+    return lost.add_(2 * partial_rounding(rows, a)[1]) if a.merges else lost
 
 
 def partial_rounding(rows: Rows, a: Arithmetic) -> tuple[Tensor | float, float]:
@@ -528,27 +553,34 @@ def normalisation(weights: Weights, a: Arithmetic) -> Tensor | float:
     return (level * len(a.merges)).expm1()
 
 
-def _lse_bound(rows: Rows, weights: Weights, sums: Sums, a: Arithmetic, includes_sink: bool) -> Tensor:
+@dataclass(frozen=True, eq=False)
+class LogErrors:
+    """Of the log-sum-exp judged, [m, r, 1]: what underflow costs the row sum, relative to it; the error of the logarithm
+    of the sum and of adding the maximum to it.
+    """
+
+    underflow: Tensor
+    logarithm: Tensor
+
+    @staticmethod
+    def of(weights: Weights, lse: Tensor, a: Arithmetic) -> LogErrors:
+        above = weights.top - lse
+        size = torch.maximum(lse.abs(), weights.top.abs())
+        lost = above.exp().mul_(a.row_sum_underflow)
+        return LogErrors(lost, a.log_error(above.abs_()).add_(size, alpha=_LSE * UNIT))
+
+
+def _lse_bound(
+    rows: Rows, weights: Weights, sums: Sums, a: Arithmetic, includes_sink: bool, log: LogErrors
+) -> Tensor:
     """[m, r, 1]. The logarithm of the sum's relative error, and the error of the logarithm itself."""
     _, denominator = a.sum_errors(weights.integer)
-    lse = weights.full_lse if includes_sink else weights.lse
-    denominator = denominator + lse_underflow(weights, lse, a)
+    denominator = denominator + log.underflow
     up, down = sums.excess + sums.common, sums.deficit + sums.common
     if includes_sink and rows.sinks is not None:
-        up = weights.share * up + weights.sink_excess
-        down = weights.share * down + weights.sink_deficit
+        up = weights.left(up) + weights.sink_excess
+        down = weights.left(down) + weights.sink_deficit
     above = up.log1p() + denominator.log1p()
     # log1p gives NaN beyond -1, which the caller reads as no bound.
     below = -(-down).log1p() - (-denominator).log1p()
-    return torch.maximum(above, below) + final_lse_error(weights, lse, a)
-
-
-def lse_underflow(weights: Weights, lse: Tensor, a: Arithmetic) -> Tensor:
-    """What underflow of every term of the row sum costs, relative to it."""
-    return (weights.top - lse).exp_().mul_(a.steps * a.tiny)
-
-
-def final_lse_error(weights: Weights, lse: Tensor, a: Arithmetic) -> Tensor:
-    """Error of the logarithm of the sum, and of adding the maximum to it."""
-    size = torch.maximum(lse.abs(), weights.top.abs())
-    return a.log_error((lse - weights.top).abs()) + size * (_LSE * UNIT)
+    return torch.maximum(above, below).add_(log.logarithm)
