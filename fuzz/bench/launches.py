@@ -19,7 +19,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 DEVICE = torch.device("meta")
 _SILENT = frozenset(
-    {"empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided", "detach", "_unsafe_view", "lift_fresh"}
+    {"empty", "empty_like", "empty_strided", "new_empty", "detach", "_unsafe_view", "lift_fresh", "_local_scalar_dense"}
 )
 """Operations that launch nothing, beside views."""
 
@@ -27,15 +27,15 @@ _SILENT = frozenset(
 class Remote(torch.Tensor):
     """A tensor on an imagined GPU."""
 
-    inner: Tensor
+    numbers: Tensor
 
     @staticmethod
     def of(inner: Tensor) -> Remote:
         """The numbers of a CPU tensor there."""
-        remote = torch.Tensor._make_wrapper_subclass(  # type: ignore[attr-defined]
+        remote = torch.Tensor._make_wrapper_subclass(
             Remote, inner.shape, strides=inner.stride(), dtype=inner.dtype, device=DEVICE
         )
-        remote.inner = inner
+        remote.numbers = inner
         found: Remote = remote
         return found
 
@@ -44,7 +44,7 @@ class Remote(torch.Tensor):
         return self.cpu().tolist()
 
     @classmethod
-    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # type: ignore[override]
         raise RuntimeError("tensors on an imagined GPU are used within `counted`")
 
 
@@ -62,6 +62,9 @@ class Counts:
     def total(self) -> int:
         return sum(self.launches.values())
 
+    def __str__(self) -> str:
+        return f"{self.total} launches, {self.copies} transfers, {self.waits} waits, {self.moved / 1e9:.3g} GB"
+
 
 @contextmanager
 def counted() -> Iterator[Counts]:
@@ -73,13 +76,13 @@ def counted() -> Iterator[Counts]:
 
 class _Counting(TorchDispatchMode):
     def __init__(self, counts: Counts) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.counts = counts
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs, name = dict(kwargs or {}), func.overloadpacket.__name__
         remote = any(isinstance(x, Remote) for x in tree_leaves((args, kwargs)))
-        if name in ("_local_scalar_dense", "is_nonzero", "equal"):
+        if name == "_local_scalar_dense":
             self.counts.waits += remote
         target = kwargs.get("device")
         there = torch.device(target).type == DEVICE.type if target is not None else remote
@@ -91,14 +94,16 @@ class _Counting(TorchDispatchMode):
         if there and name == "nonzero":
             self.counts.waits += 1
         plain_args, plain_kwargs = tree_map(_inner, (args, kwargs))
+        if any(_is(x) and x.device.type == DEVICE.type for x in tree_leaves((plain_args, plain_kwargs))):
+            raise RuntimeError(f"{name}: a tensor that torch made on the device by itself, such as a list of indices")
         found = func(*plain_args, **plain_kwargs)
-        if there and remote | (target is not None) and not (func.is_view or name in _SILENT):
-            if not (remote != there and name == "_to_copy"):
-                self.counts.launches[name] += 1
-                self.counts.moved += sum(x.nbytes for x in tree_leaves((plain_args, plain_kwargs, found)) if _is(x))
         if not there:
             return found
-        if name.endswith("_") and isinstance(args[0], Remote):
+        copied = name == "_to_copy" and not remote
+        if not (copied or func.is_view or name in _SILENT):
+            self.counts.launches[name] += 1
+            self.counts.moved += sum(x.nbytes for x in tree_leaves((plain_args, plain_kwargs, found)) if _is(x))
+        if name.endswith("_") and not name.endswith("__") and isinstance(args[0], Remote):
             return args[0]
         if isinstance(kwargs.get("out"), Remote):
             return kwargs["out"]
@@ -110,7 +115,7 @@ def _is(x: Any) -> bool:
 
 
 def _inner(x: Any) -> Any:
-    return x.inner if isinstance(x, Remote) else x
+    return x.numbers if isinstance(x, Remote) else x
 
 
 def counts_of(run: Callable[[], object]) -> Counts:

@@ -327,8 +327,10 @@ class _Batch:
         columns = torch.empty(*wide.shape[:2], 3 * wide.shape[2] + 1, dtype=work, device=where)
         v_size = torch.abs(wide, out=columns[..., -wide.shape[2] :])
         # The CPU waits for the device once, here.
-        k_largest, v_largest, few = torch.cat([_largest(k_size), _largest(v_size), wide[:, :2].flatten()]).cpu().split(
-            (1, 1, wide[:, :2].numel())
+        k_largest, v_largest, few = (
+            torch.cat([_largest(k_size), _largest(v_size), wide[:, :2].flatten()])
+            .cpu()
+            .split((1, 1, wide[:, :2].numel()))
         )
         k_size, k_unit = _sizes(k_size, float(k_largest))
         values = Values.of(wide, columns, float(v_largest), few if v_factor is None else None)

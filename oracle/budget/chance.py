@@ -349,7 +349,7 @@ class Prefixes:
         total = self.about(self.plain, None).double() * self.values.unit
         blocks = total.shape[1]
         ends = sorted({max(0, (blocks * (i + 1)) // count - 1) for i in range(min(count, blocks))})
-        sums = total[:, ends]
+        sums = torch.stack([total[:, end] for end in ends], 1)
         return torch.cat([sums[:, :1], sums[:, 1:] - sums[:, :-1]], 1)
 
 
@@ -365,7 +365,7 @@ def _prefix_sums(values: Values, w: Tensor, block: int) -> Tensor:
 
 
 def _simulated(found: Judged, a: Arithmetic, p: Tensor, sinks: bool) -> list[Tensor]:
-    """Errors of weights cast at several running maxima: each [m, k r, n] like p, which is rounded to the dtype of sums."""
+    """Errors of weights cast at several running maxima: each [m, k r, n] like p, which has the dtype of sums."""
     weights, fmt, s = found.weights, a.p, found.logits.value.unsqueeze(1)
     assert fmt is not None
     errors, p, lse = [], p.unsqueeze(1), weights.lse.unsqueeze(1)
@@ -405,7 +405,6 @@ def _running_maxima(found: Judged, a: Arithmetic, sinks: bool) -> Iterator[Tenso
     if a.precision.p_normalised:
         yield found.weights.full_lse.unsqueeze(1)
         return
-    m, r, n = s.shape
     highest = s.amax(-1, keepdim=True)
     highest = highest.masked_fill_(highest == -math.inf, 0.0).unsqueeze(1)
     offsets = torch.arange(_OFFSETS, device=s.device).view(1, -1, 1, 1)
@@ -459,12 +458,14 @@ def _maxima_of_parts(s: Tensor, a: Arithmetic) -> Iterator[Tensor]:
 def _in_runs(s: Tensor, length: int) -> Tensor:
     """s [m, r, n] as [m, r, runs, length], the last filled up with -inf."""
     whole = F.pad(s, (0, -s.shape[2] % length), value=-math.inf) if s.shape[2] % length else s
-    return whole.unflatten(2, (-1, length))
+    runs: Tensor = whole.unflatten(2, (-1, length))
+    return runs
 
 
 def _spread_out(tops: Tensor, length: int, n: int) -> Tensor:
     """What runs have [m, r, runs], for each of their keys: [m, 1, r, n]."""
-    return tops.unsqueeze(-1).expand(-1, -1, -1, length).flatten(2)[..., :n].unsqueeze(1)
+    long = tops.unsqueeze(-1).expand(-1, -1, -1, length).flatten(2)
+    return long[..., :n].unsqueeze(1)
 
 
 def _cast(x: Tensor, fmt: Format, toward_zero: bool) -> Tensor:

@@ -127,9 +127,9 @@ def logits_of(rows: Rows, a: Arithmetic, chance: bool) -> Logits:
     units_of_logit = units * a.absolute(a.logit)
     # No rounding of a product, be it to zero, errs by more than the product.
     fixed = torch.minimum(units * (2 * terms * smallest), 4 * size)
-    for moved in (cast_query, moved_keys):
-        if moved is not None:
-            fixed += moved
+    for shared in (cast_query, moved_keys):
+        if shared is not None:
+            fixed += shared
     s_size = s.abs()
     error = _round_logit(s_size, torch.add(fixed, size, alpha=relative), units_of_logit, a)
     largest = min(a.logit.max, FP32.max, FP32.max if a.product is None else a.product.max)
@@ -294,8 +294,8 @@ class Weights:
     values are sums of integers that the accumulator holds; None if there are none.
     p: of the visible keys without the sink, summing to 1. excess: p (e^eps - 1). deficit: sum of p (1 - e^-eps).
     depth: how far below the row's maximum a logit may be when its weight is formed, errors included.
-    share: what the sink leaves, exp(lse) / (exp(lse) + exp(sink)); None without one. sink, sink_excess, sink_deficit: the
-    sink's own weight and errors; 0 without one. top: the maximum, the sink included. lse: sink excluded.
+    share: what the sink leaves, exp(lse) / (exp(lse) + exp(sink)); None without one. sink, sink_excess, sink_deficit:
+    the sink's own weight and errors; 0 without one. top: the maximum, the sink included. lse: sink excluded.
     """
 
     size: Tensor
@@ -500,7 +500,7 @@ class Sums:
 def _out_bound(rows: Rows, weights: Weights, sums: Sums, a: Arithmetic, lost: Tensor) -> Tensor:
     o = sums.out.abs()
     numerator, denominator = a.sum_errors(weights.integer)
-    linear = compound(numerator, partial_rounding(rows, a)[0])
+    linear = torch.as_tensor(compound(numerator, partial_rounding(rows, a)[0]))
     if a.merges:
         denominator = denominator + normalisation(weights, a)
     total, deficit = weights.left(sums.weight), weights.left(sums.deficit + sums.common)
@@ -555,8 +555,8 @@ def normalisation(weights: Weights, a: Arithmetic) -> Tensor | float:
 
 @dataclass(frozen=True, eq=False)
 class LogErrors:
-    """Of the log-sum-exp judged, [m, r, 1]: what underflow costs the row sum, relative to it; the error of the logarithm
-    of the sum and of adding the maximum to it.
+    """Of the log-sum-exp judged, [m, r, 1]: what underflow costs the row sum, relative to it; and the error of the
+    logarithm of the sum, and of adding the maximum to it.
     """
 
     underflow: Tensor
@@ -570,9 +570,7 @@ class LogErrors:
         return LogErrors(lost, a.log_error(above.abs_()).add_(size, alpha=_LSE * UNIT))
 
 
-def _lse_bound(
-    rows: Rows, weights: Weights, sums: Sums, a: Arithmetic, includes_sink: bool, log: LogErrors
-) -> Tensor:
+def _lse_bound(rows: Rows, weights: Weights, sums: Sums, a: Arithmetic, includes_sink: bool, log: LogErrors) -> Tensor:
     """[m, r, 1]. The logarithm of the sum's relative error, and the error of the logarithm itself."""
     _, denominator = a.sum_errors(weights.integer)
     denominator = denominator + log.underflow
