@@ -292,7 +292,8 @@ class Weights:
     exact: bool, where the weight before normalisation is 1 exactly, whatever the exponential: the logit is 0, without
     error, and no other exceeds it. all_exact: bool, of rows where all are. integer: of rows where, besides, sums of
     values are sums of integers that the accumulator holds; None if there are none.
-    p: of the visible keys without the sink, summing to 1. excess: p (e^eps - 1). deficit: sum of p (1 - e^-eps).
+    p: of the visible keys without the sink, summing to 1. excess: p (e^eps - 1). beneath: p (e^-eps - 1), of which
+    deficit is the sum, its sign changed.
     depth: how far below the row's maximum a logit may be when its weight is formed, errors included.
     share: what the sink leaves, exp(lse) / (exp(lse) + exp(sink)); None without one. sink, sink_excess, sink_deficit:
     the sink's own weight and errors; 0 without one. top: the maximum, the sink included. lse: sink excluded.
@@ -306,6 +307,7 @@ class Weights:
     integer: Tensor | None
     p: Tensor
     excess: Tensor
+    beneath: Tensor
     deficit: Tensor
     depth: Tensor
     share: Tensor | None
@@ -356,6 +358,7 @@ class Weights:
         all_exact = (exact | no_weight).all(-1, keepdim=True)
         integers = math.isfinite(rows.values.levels) and _values_as_stored(rows, a)
         excess = error.expm1().mul_(p)
+        beneath = error.neg_().expm1_().mul_(p)
         share, sink, above, beneath = _sink(rows, a, lse, top, full_lse)
         return Weights(
             size=size,
@@ -366,7 +369,8 @@ class Weights:
             integer=all_exact & (a.count * rows.values.levels <= a.exact_integers) if integers else None,
             p=p,
             excess=excess,
-            deficit=error.neg_().expm1_().mul_(p).sum(-1, keepdim=True).neg_(),
+            beneath=beneath,
+            deficit=-beneath.sum(-1, keepdim=True),
             depth=depth,
             share=share,
             sink=sink,
@@ -458,7 +462,7 @@ class Sums:
 
     spread: sum of p (e^eps - 1) |v - o|. rounded, value_cast: what casting weights and values does to the numerator.
     size: sum of p e^eps (1 + eta) |v|. excess, deficit: of the weights. weight: sum of p e^eps (1 + eta).
-    common: what casting weights does to the denominator. o: with the sink.
+    common, lost: what casting weights adds to the denominator at most, and takes from it. o: with the sink.
     """
 
     spread: Tensor
@@ -469,6 +473,7 @@ class Sums:
     deficit: Tensor
     weight: Tensor
     common: Tensor
+    lost: Tensor
     out: Tensor
 
     @staticmethod
@@ -482,6 +487,12 @@ class Sums:
         rounded, cast = (sums.size[:, 2], total[:, 2]) if moved else (none, none)
         if moved and in_sum is not False:
             rounded = spread[:, 2] if in_sum else torch.maximum(spread[:, 2], rounded)
+        lost = none
+        if moved and in_sum is not False:
+            # A weight that errs downward is cast with an error of what is left of it. A cast that errs by more than
+            # the weight, by float32's roundings of the scale, takes a little more.
+            kept = (weights.p + weights.beneath).mul_(rounding)
+            lost = torch.minimum(kept.sum(-1, keepdim=True).add_(cast, alpha=2.0**-22), cast)
         weight = 1 + total[:, 0] + cast
         value_cast = _value_cast_error(rows, a, size, weight)
         return Sums(
@@ -493,6 +504,7 @@ class Sums:
             deficit=weights.deficit,
             weight=weight,
             common=none if in_sum is False else cast,
+            lost=lost,
             out=out,
         )
 
@@ -503,7 +515,7 @@ def _out_bound(rows: Rows, weights: Weights, sums: Sums, a: Arithmetic, lost: Te
     linear = torch.as_tensor(compound(numerator, partial_rounding(rows, a)[0]))
     if a.merges:
         denominator = denominator + normalisation(weights, a)
-    total, deficit = weights.left(sums.weight), weights.left(sums.deficit + sums.common)
+    total, deficit = weights.left(sums.weight), weights.left(sums.deficit + sums.lost)
     error = torch.addcmul(sums.spread, sums.size, linear) + sums.rounded
     if isinstance(sums.value_cast, Tensor):
         error += sums.value_cast
@@ -574,7 +586,7 @@ def _lse_bound(rows: Rows, weights: Weights, sums: Sums, a: Arithmetic, includes
     """[m, r, 1]. The logarithm of the sum's relative error, and the error of the logarithm itself."""
     _, denominator = a.sum_errors(weights.integer)
     denominator = denominator + log.underflow
-    up, down = sums.excess + sums.common, sums.deficit + sums.common
+    up, down = sums.excess + sums.common, sums.deficit + sums.lost
     if includes_sink and rows.sinks is not None:
         up = weights.left(up) + weights.sink_excess
         down = weights.left(down) + weights.sink_deficit

@@ -34,7 +34,10 @@ def marker_of(part: Path) -> Path:
 
 
 def work(
-    commands: Sequence[Sequence[str]], deadline: float, collect: Callable[[], None], ended: Sequence[int] = (0, 1, 3)
+    commands: Sequence[Sequence[str]],
+    deadline: float,
+    collect: Callable[[], None],
+    ended: Sequence[int] = (0, 1, 2, 3, 125),
 ) -> list[int]:
     """Run Python with each of the arguments until `deadline` (`time.monotonic`, which processes share).
 
