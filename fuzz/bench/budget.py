@@ -5,10 +5,20 @@ from __future__ import annotations
 import importlib
 import math
 from collections.abc import Callable
+from dataclasses import replace
 
 import torch
 
-from fuzz.bench.report import PROBABLE, PROBABLE_CUDA, WORST_CASE, WORST_CASE_CUDA, Figure
+from fuzz.bench.launches import Remote, counted, counts_of
+from fuzz.bench.report import (
+    PROBABLE,
+    PROBABLE_CUDA,
+    PROBABLE_LAUNCHES,
+    WORST_CASE,
+    WORST_CASE_CUDA,
+    WORST_CASE_LAUNCHES,
+    Figure,
+)
 from fuzz.bench.timing import nothing, ratio, shown, take_turns, threads
 from oracle import philox
 from oracle.attention import solve
@@ -69,6 +79,33 @@ def _cost(device: str, name: str, budget: Callable[..., object]) -> Figure:
         f"{KV_HEADS * GROUP} heads, D {DIM}, bf16, loosest precision",
         False,
         shown(found),
+    )
+
+
+def worst_case_launches() -> Figure:
+    """Kernels that the worst-case budget launches on a GPU."""
+    return _launches(WORST_CASE_LAUNCHES, worst_case)
+
+
+def probable_launches() -> Figure:
+    """Kernels that both budgets together launch on a GPU."""
+    return _launches(PROBABLE_LAUNCHES, budgets)
+
+
+def _launches(name: str, budget: Callable[..., object]) -> Figure:
+    problem = decode_problem("cpu")
+    with counted():
+        problem = replace(problem, q=Remote.of(problem.q), k=Remote.of(problem.k), v=Remote.of(problem.v))
+        solution = solve(problem)
+    alone = counts_of(lambda: solve(problem))
+    found = counts_of(lambda: budget(problem, Precision(), input_dtype="bf16", solution=solution))
+    return Figure(
+        name,
+        found.total,
+        "launches",
+        f"nothing; the oracle alone makes {alone.total}. The problem of the cost, on an imagined GPU",
+        False,
+        f"budget: {found}; oracle: {alone}",
     )
 
 

@@ -18,6 +18,8 @@ WORST_CASE = "budget.worst_case.cost"
 WORST_CASE_CUDA = "budget.worst_case.cost.cuda"
 PROBABLE = "budget.probable.cost"
 PROBABLE_CUDA = "budget.probable.cost.cuda"
+WORST_CASE_LAUNCHES = "budget.worst_case.launches"
+PROBABLE_LAUNCHES = "budget.probable.launches"
 TIGHTNESS = "budget.tightness"
 DETECTED = "budget.detected"
 INTERPRETER = "emulator.vs_interpreter"
@@ -29,7 +31,8 @@ PLUGIN = "plugin.import_ms"
 
 NAMES = (
     *(ORACLE_CPU, ORACLE_CUDA, ORACLE_MATMUL, ORACLE_MEMORY),
-    *(WORST_CASE, WORST_CASE_CUDA, PROBABLE, PROBABLE_CUDA, TIGHTNESS, DETECTED),
+    *(WORST_CASE, WORST_CASE_CUDA, PROBABLE, PROBABLE_CUDA),
+    *(WORST_CASE_LAUNCHES, PROBABLE_LAUNCHES, TIGHTNESS, DETECTED),
     *(INTERPRETER, BATCHED, FUZZ_CPU, FUZZ_CUDA, OVERHEAD, PLUGIN),
 )
 """Every figure, in the order of reports."""

@@ -66,6 +66,8 @@ _ON_CPU: dict[str, Measure] = {
     names.ORACLE_CPU: oracle.cpu_vs_sdpa,
     names.WORST_CASE: partial(budget.worst_case_cost, "cpu"),
     names.PROBABLE: partial(budget.probable_cost, "cpu"),
+    names.WORST_CASE_LAUNCHES: budget.worst_case_launches,
+    names.PROBABLE_LAUNCHES: budget.probable_launches,
     names.TIGHTNESS: budget.tightness,
     names.DETECTED: budget.detected,
     names.INTERPRETER: emulator.vs_interpreter,

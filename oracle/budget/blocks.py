@@ -7,7 +7,7 @@ on the CPU they are matrix products in float32, of values scaled so that neither
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 import torch
@@ -30,9 +30,10 @@ class Rows:
     """m matrices (requests times kv heads) of r rows (queries times heads of the group) over n keys.
 
     Float64 but for k_size. q [m, r, d], k [m, n, d]: as the caller gave them; q_factor [m, r, 1] (the scale included)
-    and k_factor [m, 1, n | 1] scale them. k_stored, v_stored: the dtypes that hold the keys and values as they are
-    used; None where a descale comes in. k_size [m, n, d]: |k| / k_unit in the dtype of sums. values: of the keys.
-    hidden: bool [m, r, n], True where a key is not visible. count [m, r, 1]: how many keys are.
+    and k_factor [m, 1, n | 1] (None: 1) scale them. k_stored, v_stored: the dtypes that hold the keys and values as
+    they are used; None where a descale comes in. k_size [m, n, d]: |k| / k_unit in the dtype of sums. values: of the
+    keys. hidden: bool [m, r, n], True where a key is not visible; None: all are. count [m, r, 1], on the CPU, as masks
+    are made there: how many keys are visible.
     out [m, r, e]: the exact results, 0 where they are not finite.
     reach [m, r, e]: largest |v| over the visible keys. sinks [m, r, 1] or None.
     """
@@ -45,8 +46,8 @@ class Rows:
     values: Values
     v_stored: torch.dtype | None
     q_factor: Tensor
-    k_factor: Tensor
-    hidden: Tensor
+    k_factor: Tensor | None
+    hidden: Tensor | None
     count: Tensor
     out: Tensor
     reach: Tensor
@@ -67,18 +68,21 @@ def slack_of(terms: int, dtype: torch.dtype) -> float:
 
 
 def _matmul(w: Tensor, columns: Tensor) -> Tensor:
-    """w [m, r, n] @ columns [m, n, c] as float64 sums of products over `_TERMS` keys each."""
+    """w [m, r, n] @ columns [m, n, c] as float64 sums of products over `_TERMS` keys each.
+
+    In float64 that is for speed: a product of few rows over many keys has too little to do at a time for a GPU.
+    """
     whole = w.shape[2] // _TERMS * _TERMS
-    if whole == 0 or columns.dtype == torch.float64:
+    if whole == 0 or (columns.dtype == torch.float64 and whole == _TERMS):
         return (w @ columns).double()
     parts = w[..., :whole].unflatten(2, (-1, _TERMS)).transpose(1, 2) @ columns[:, :whole].unflatten(1, (-1, _TERMS))
     found: Tensor = parts.sum(1, dtype=torch.float64)
     return found if whole == w.shape[2] else found + (w[..., whole:] @ columns[:, whole:]).double()
 
 
-def _largest(x: Tensor) -> float:
-    """Largest element of x >= 0; not finite if one is not."""
-    return float(x.amax()) if x.numel() else 0.0
+def _largest(x: Tensor) -> Tensor:
+    """Largest element of x >= 0, [1]; not finite if one is not."""
+    return x.amax().view(1) if x.numel() else x.new_zeros(1)
 
 
 def _unit(largest: float) -> float:
@@ -103,17 +107,17 @@ class Values:
     levels: float
 
     @staticmethod
-    def of(v: Tensor, factor: Tensor | None, work: torch.dtype) -> Values:
-        """v [m, n, e] in any dtype, times factor [m, n, 1]. work: dtype of sums."""
-        m, n, e = v.shape
-        columns = torch.empty(m, n, 3 * e + 1, dtype=work, device=v.device)
+    def of(wide: Tensor, columns: Tensor, largest: float, few: Tensor | None) -> Values:
+        """wide: the values in the dtype of sums, whose sizes are the last of the columns already, and the largest size.
+
+        few: some of the values, on the CPU, which tell most that are no multiples; None: all were descaled.
+        """
+        e = wide.shape[2]
         centred, one, squared, size = columns.split((e, 1, e, e), -1)
-        wide = v.to(work) if factor is None else (v.double() * factor).to(work)
-        torch.abs(wide, out=size)
-        largest = _largest(size)
         if not math.isfinite(largest):
             wide = wide.nan_to_num(nan=0.0, posinf=0.0, neginf=0.0)
-            largest = _largest(torch.abs(wide, out=size))
+            few = None if few is None else few.nan_to_num(nan=0.0, posinf=0.0, neginf=0.0)
+            largest = float(_largest(torch.abs(wide, out=size)))
         unit = _unit(largest)
         if unit != 1:
             wide = wide / unit
@@ -122,7 +126,7 @@ class Values:
         torch.sub(wide, mean, out=centred)
         torch.mul(centred, centred, out=squared)
         one.fill_(1.0)
-        levels = math.inf if factor is not None else _levels(wide, largest / unit)
+        levels = math.inf if few is None else _levels((few.double() / unit, wide), largest / unit)
         return Values(columns, mean.double() * unit, unit, levels)
 
     @property
@@ -132,35 +136,35 @@ class Values:
     def of_keys(self, first: int, last: int) -> Values:
         return Values(self.columns[:, first:last], self.mean, self.unit, self.levels)
 
-    def sums(self, *weights: Tensor) -> list[WeightedSums]:
+    def sums(self, *weights: Tensor) -> WeightedSums:
         """Sums over the keys, each of the weights [m, r, n] >= 0 a factor."""
-        work, (r, n) = self.columns.dtype, weights[0].shape[1:]
-        largest = [w.amax(-1, keepdim=True).clamp_(min=1e-300) for w in weights]
-        stacked = torch.cat([(w / top).to(work) for w, top in zip(weights, largest, strict=True)], 1)
-        slack = slack_of(min(n, _TERMS) if work is torch.float32 else n, work)
-        floor = n * FLOOR if work is torch.float32 else 0.0
-        e, found = self.dim, []
-        for sums, top in zip(_matmul(stacked, self.columns).split(r, 1), largest, strict=True):
+        work, (m, r, n), e = self.columns.dtype, weights[0].shape, self.dim
+        top, floor = None, 0.0
+        if work is torch.float32:
+            top = torch.stack([w.amax(-1, keepdim=True) for w in weights], 1).clamp_(min=1e-300)
+            stacked = torch.empty(m, len(weights), r, n, dtype=work, device=self.columns.device)
+            for i, w in enumerate(weights):
+                torch.div(w, top[:, i], out=stacked[:, i])
+            slack, floor = slack_of(min(n, _TERMS), work), n * FLOOR
+        else:
+            stacked, slack = torch.stack(weights, 1), slack_of(n, work)
+        sums = _matmul(stacked.flatten(1, 2), self.columns).unflatten(1, (len(weights), r))
+        bounds = sums[..., e:].mul_(1 + slack)
+        if top is not None:
             sums *= top
-            first, total, second, size = sums.split((e, 1, e, e), -1)
-            lost = floor * top
-            found.append(
-                WeightedSums(
-                    self,
-                    first * self.unit,
-                    total * (1 + slack) + lost,
-                    (second * (1 + slack) + lost) * self.unit**2,
-                    (size * (1 + slack) + lost) * self.unit,
-                    slack,
-                )
-            )
-        return found
+            bounds += floor * top
+        first, total, second, size = sums.split((e, 1, e, e), -1)
+        if self.unit != 1:
+            first *= self.unit
+            second *= self.unit**2
+            size *= self.unit
+        return WeightedSums(self.mean.unsqueeze(1), first, total, second, size, slack)
 
 
-def _levels(v: Tensor, largest: float) -> float:
-    """How many of a power of two are in the largest of v [m, n, e], if that divides them all; a few tell most apart."""
+def _levels(parts: Iterable[Tensor], largest: float) -> float:
+    """How many of a power of two are in the largest of some numbers, if that divides them all."""
     step = 2.0 ** (math.frexp(largest)[1] - 8)
-    for part in (v[:, :2], v):
+    for part in parts:
         units = part / step
         if bool((units != units.round()).any()):
             return math.inf
@@ -169,33 +173,39 @@ def _levels(v: Tensor, largest: float) -> float:
 
 @dataclass(frozen=True, eq=False)
 class WeightedSums:
-    """Sums over the keys of w (v - mean), w, w (v - mean)^2, w |v|: [m, r, e], total [m, r, 1]. All but the first are
-    bounds from above.
+    """Sums over the keys of w (v - mean), w, w (v - mean)^2, w |v|, for k weights w: [m, k, r, e], total [m, k, r, 1],
+    mean [m, 1, 1, e]. All but the first are bounds from above.
     """
 
-    values: Values
+    mean: Tensor
     first: Tensor
     total: Tensor
     second: Tensor
     size: Tensor
     slack: float
 
-    def square(self, centre: Tensor | float = 0.0) -> Tensor:
-        """Bound on the sum of w (v - centre)^2."""
-        c = centre - self.values.mean
-        whole = self.second + c.square() * self.total
-        return (whole - 2 * c * self.first).clamp_(min=0.0) + whole * (2 * self.slack)
+    def square(self, centre: Tensor | None = None) -> Tensor:
+        """Bound on the sum of w (v - centre)^2: [m, k, r, e]. centre [m, r, e], by default 0."""
+        c = -self.mean if centre is None else centre.unsqueeze(1) - self.mean
+        whole = torch.addcmul(self.second, c.square(), self.total)
+        return torch.addcmul(whole, c, self.first, value=-2).clamp_(min=0.0).add_(whole, alpha=2 * self.slack)
 
-    def spread(self, centre: Tensor) -> Tensor:
-        """Bound on the sum of w |v - centre|: by Cauchy-Schwarz, or from the sums of w and of w |v| if less."""
-        return torch.minimum((self.total * self.square(centre)).sqrt_(), self.size + centre.abs() * self.total)
+    def spread(self, centre: Tensor, square: Tensor | None = None) -> Tensor:
+        """Bound on the sum of w |v - centre|: by Cauchy-Schwarz, or from the sums of w and of w |v| if less.
+
+        square: that of the centre, if it is at hand.
+        """
+        square = self.square(centre) if square is None else square
+        apart = torch.addcmul(self.size, centre.abs().unsqueeze(1), self.total)
+        return torch.minimum((self.total * square).sqrt_(), apart)
 
 
 @dataclass(frozen=True, eq=False)
 class Block:
     """Some rows of a problem, and the tokens [t] they belong to.
 
-    source: which of requests * queries are no padding; None: all.
+    source: which of requests * queries are no padding; None: all. empty: bool [m, r, 1], of rows without a key; None:
+    there are none.
     """
 
     rows: Rows
@@ -203,13 +213,21 @@ class Block:
     group: int
     source: Tensor | None
     tokens: Tensor | slice
+    empty: Tensor | None
 
     def by_token(self, x: Tensor) -> Tensor:
         """x [m, r, e] as [tokens, heads, e]; 0 in rows without a key."""
-        x = x.masked_fill(self.rows.count == 0, 0.0)
+        if self.empty is not None:
+            x = x.masked_fill(self.empty, 0.0)
         x = x.view(self.requests, -1, x.shape[1] // self.group, self.group, x.shape[2])
         x = x.transpose(1, 2).flatten(2, 3).flatten(0, 1)
         return x if self.source is None else x[self.source]
+
+    def keys(self) -> Tensor:
+        """int64 [tokens]: how many keys each sees."""
+        count = self.rows.count.view(self.requests, -1, self.rows.count.shape[1])[:, 0, :: self.group].flatten()
+        count = _on(self.rows.q.device, count.long())
+        return count if self.source is None else count[self.source]
 
 
 def blocks(problem: Problem, out: Tensor, block_logits: int | None = None) -> Iterator[Block]:
@@ -270,7 +288,7 @@ class _Batch:
     k: Tensor
     k_size: Tensor
     k_unit: float
-    k_factor: Tensor
+    k_factor: Tensor | None
     values: Values
     reach: Tensor
 
@@ -295,14 +313,27 @@ class _Batch:
         queries = _index([problem.q_starts[i] for i in members], int(lens.max()), problem.q.shape[0])
         where, b = problem.device, len(members)
         taken, work = _Take(keys, where), work_dtype(where, high - low)
-        k = taken(problem.k).transpose(1, 2).flatten(0, 1)
-        k_factor = _factor(problem.k_descale, problem.k, taken).transpose(1, 2).expand(b, problem.kv_heads, -1, 1)
-        v_factor = None
+        k_factor = v_factor = None
+        if problem.k_descale is not None:
+            k_factor = _factor(problem.k_descale, problem.k, taken).transpose(1, 2).expand(b, problem.kv_heads, -1, 1)
+            k_factor = k_factor.flatten(0, 1).transpose(1, 2)
         if problem.v_descale is not None:
             v_factor = _factor(problem.v_descale, problem.v, taken).transpose(1, 2).expand(b, problem.kv_heads, -1, 1)
             v_factor = v_factor.flatten(0, 1)
-        values = Values.of(taken(problem.v).transpose(1, 2).flatten(0, 1), v_factor, work)
-        k_size, k_unit = _sizes(k, work)
+        k = _by_kv_head(taken(problem.k), torch.float64)
+        k_size = k.abs() if work is k.dtype else k.to(work).abs_()
+        v = _by_kv_head(taken(problem.v), work if v_factor is None else torch.float64)
+        wide = v if v_factor is None else (v * v_factor).to(work)
+        columns = torch.empty(*wide.shape[:2], 3 * wide.shape[2] + 1, dtype=work, device=where)
+        v_size = torch.abs(wide, out=columns[..., -wide.shape[2] :])
+        # The CPU waits for the device once, here.
+        k_largest, v_largest, few = (
+            torch.cat([_largest(k_size), _largest(v_size), wide[:, :2].flatten()])
+            .cpu()
+            .split((1, 1, wide[:, :2].numel()))
+        )
+        k_size, k_unit = _sizes(k_size, float(k_largest))
+        values = Values.of(wide, columns, float(v_largest), few if v_factor is None else None)
         return _Batch(
             problem=problem,
             out=out,
@@ -310,10 +341,10 @@ class _Batch:
             hi=ranges.hi,
             query_index=queries,
             query_valid=torch.arange(queries.shape[1]) < lens.unsqueeze(1),
-            k=k.double(),
+            k=k,
             k_size=k_size,
             k_unit=k_unit,
-            k_factor=k_factor.flatten(0, 1).transpose(1, 2),
+            k_factor=k_factor,
             values=values,
             reach=_reach(values, ranges.lo, ranges.hi, problem.kv_heads),
         )
@@ -338,12 +369,17 @@ class _Batch:
         valid = self.query_valid[:, span].flatten()
         index = self.query_index[:, span]
         taken = _Take(index, where)
-        count = (hi - lo).to(where, torch.float64)
+        count = self.by_row((hi - lo).double().unsqueeze(-1))
+        hidden = empty = None
+        if bool((lo > first).any() or (hi < last).any()):
+            hidden = self.by_row(_hidden(_on(where, lo), _on(where, hi), first, last))
+        if not bool(seen.all()):
+            empty = _on(where, count == 0)
         sinks = None
         if problem.sinks is not None:
             sinks = problem.sinks.to(where, torch.float64).expand(*lo.shape, -1).unsqueeze(-1)
         q_factor = _factor(problem.q_descale, problem.q, taken) * problem.scale
-        narrow = self.k_factor.shape[2] == 1
+        k_factor = self.k_factor
         rows = Rows(
             q=self.by_head(taken(problem.q).double()),
             k=self.k[:, first:last],
@@ -353,24 +389,16 @@ class _Batch:
             values=self.values.of_keys(first, last),
             v_stored=problem.v.dtype if problem.v_descale is None else None,
             q_factor=self.by_head(q_factor.expand(requests, lo.shape[1], problem.q_heads, 1)),
-            k_factor=self.k_factor if narrow else self.k_factor[..., first:last],
-            hidden=self.by_row(_hidden(lo.to(where), hi.to(where), first, last)),
-            count=self.by_row(count.unsqueeze(-1)),
+            k_factor=k_factor if k_factor is None or k_factor.shape[2] == 1 else k_factor[..., first:last],
+            hidden=hidden,
+            count=count,
             out=self.by_head(taken(self.out)),
             reach=self.by_row(self.reach[:, :, span], heads=True),
             sinks=None if sinks is None else self.by_head(sinks),
             soft_cap=problem.soft_cap,
         )
-        whole = bool(valid.all())
-        return Block(
-            rows,
-            requests,
-            problem.group,
-            None if whole else valid.nonzero().squeeze(1).to(where),
-            slice(int(index[0, 0]), int(index[0, -1]) + 1)
-            if whole and requests == 1
-            else index.flatten()[valid].to(where),
-        )
+        source = None if bool(valid.all()) else _on(where, valid.nonzero().squeeze(1))
+        return Block(rows, requests, problem.group, source, _place(index.flatten()[valid], where), empty)
 
     def by_head(self, x: Tensor) -> Tensor:
         """[b, queries, h * group, d] as [b * h, queries * group, d]."""
@@ -390,16 +418,33 @@ def _index(starts: list[int], count: int, total: int) -> Tensor:
     return (torch.tensor(starts).unsqueeze(1) + torch.arange(count)).clamp_(max=total - 1)
 
 
+def _on(device: torch.device, x: Tensor) -> Tensor:
+    """x on a device; the CPU does not wait for it."""
+    return x.to(device, non_blocking=True)
+
+
+def _place(index: Tensor, device: torch.device) -> slice | Tensor:
+    """int64 [n] as a slice if it counts upward one by one."""
+    if len(index) and bool((index[1:] - index[:-1] == 1).all()):
+        return slice(int(index[0]), int(index[-1]) + 1)
+    return _on(device, index)
+
+
 class _Take:
     """Takes rows [b, n, ...] of tensors over all tokens."""
 
     def __init__(self, index: Tensor, device: torch.device) -> None:
         self.shape = index.shape
-        run = index.shape[0] == 1 and int(index[0, -1] - index[0, 0]) == index.shape[1] - 1
-        self.place = slice(int(index[0, 0]), int(index[0, -1]) + 1) if run else index.flatten().to(device)
+        self.place = _place(index.flatten(), device)
 
     def __call__(self, x: Tensor) -> Tensor:
         return x[self.place].view(*self.shape, *x.shape[1:])
+
+
+def _by_kv_head(x: Tensor, dtype: torch.dtype) -> Tensor:
+    """[b, n, h, d] as contiguous [b * h, n, d] of a dtype, in one pass."""
+    b, n, h, d = x.shape
+    return torch.empty(b, h, n, d, dtype=dtype, device=x.device).copy_(x.transpose(1, 2)).view(b * h, n, d)
 
 
 def _factor(descale: Descale, operand: Tensor, taken: _Take) -> Tensor:
@@ -419,12 +464,10 @@ def _hidden(lo: Tensor, hi: Tensor, first: int, last: int) -> Tensor:
     return (key < lo.unsqueeze(-1)) | (key >= hi.unsqueeze(-1))
 
 
-def _sizes(k: Tensor, work: torch.dtype) -> tuple[Tensor, float]:
-    """|k| / unit in the dtype of sums, and the unit; 0 where k is not finite."""
-    size = torch.empty(k.shape, dtype=work, device=k.device).copy_(k).abs_()
-    largest = _largest(size)
+def _sizes(size: Tensor, largest: float) -> tuple[Tensor, float]:
+    """size / unit, and the unit; 0 where a size is not finite."""
     if not math.isfinite(largest):
-        largest = _largest(size.nan_to_num_(nan=0.0, posinf=0.0))
+        largest = float(_largest(size.nan_to_num_(nan=0.0, posinf=0.0)))
     unit = _unit(largest)
     return (size if unit == 1 else size.div_(unit)), unit
 
@@ -440,15 +483,17 @@ def _reach(values: Values, lo: Tensor, hi: Tensor, heads: int) -> Tensor:
     """
     size = values.columns[..., -values.dim :]
     size = size.view(-1, heads, *size.shape[1:])
-    result = size.new_zeros(*size.shape[:2], lo.shape[1], values.dim)
     if lo.shape[1] <= _FEW:
+        found = []
         for i in range(lo.shape[1]):
             seen, low, high = size, lo[:, i : i + 1], hi[:, i : i + 1]
             if bool((low > 0).any() or (high < size.shape[2]).any()):
-                hidden = _hidden(low.to(size.device), high.to(size.device), 0, size.shape[2])
+                hidden = _hidden(_on(size.device, low), _on(size.device, high), 0, size.shape[2])
                 seen = size.masked_fill(hidden.unsqueeze(-1), 0.0)
-            result[:, :, i] = seen.amax(2)
-        return result.double() * values.unit
+            found.append(seen.amax(2, keepdim=True))
+        result = (found[0] if len(found) == 1 else torch.cat(found, 2)).double()
+        return result if values.unit == 1 else result * values.unit
+    result = size.new_zeros(*size.shape[:2], lo.shape[1], values.dim)
     lengths = hi - lo
     width, runs = 1, size
     while width <= size.shape[2]:

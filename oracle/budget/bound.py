@@ -7,6 +7,7 @@ put together from blocks of rows.
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import torch
 
@@ -46,8 +47,9 @@ def worst_case(
     precision = precision or Precision()
     found = _Writer.of(problem)
     for block in blocks(problem, (solution or solve(problem)).out, block_logits):
-        arithmetic = Arithmetic(precision, input_dtype, block.rows.count)
+        arithmetic = Arithmetic(precision, input_dtype, block.rows.count, block.rows.q.device)
         rows = bound_rows(block.rows, arithmetic, lse_includes_sink)
+        found.describe(block)
         found.write(block, rows.out, rows.lse)
     return found.bounds
 
@@ -70,10 +72,12 @@ def budgets(
         raise ValueError(f"confidence: {confidence}; above 0")
     format_named(input_dtype)
     precision = precision or Precision()
-    worst, likely = _Writer.of(problem), _Writer.of(problem)
+    worst = _Writer.of(problem)
+    likely = worst.beside()
     for block in blocks(problem, (solution or solve(problem)).out, block_logits):
-        arithmetic = Arithmetic(precision, input_dtype, block.rows.count)
+        arithmetic = Arithmetic(precision, input_dtype, block.rows.count, block.rows.q.device)
         rows = bound_rows(block.rows, arithmetic, lse_includes_sink, chance=True)
+        worst.describe(block)
         worst.write(block, rows.out, rows.lse)
         likely.write(block, *probable_rows(block.rows, rows, arithmetic, confidence, lse_includes_sink))
     return Budgets(worst.bounds, likely.bounds, confidence)
@@ -120,15 +124,24 @@ class _Writer:
 
     @staticmethod
     def of(problem: Problem) -> _Writer:
-        shape = (problem.q.shape[0], problem.q_heads, problem.dim_v)
-        out = torch.zeros(shape, dtype=torch.float64, device=problem.device)
-        keys = out.new_zeros(shape[0], dtype=torch.int64)
-        return _Writer(Bounds(out, torch.zeros_like(out[..., 0]), torch.zeros_like(out), keys))
+        tokens, heads = problem.q.shape[0], problem.q_heads
+        shape, rows = (tokens, heads, problem.dim_v), tokens * heads
+        wide = torch.zeros(rows * (2 * problem.dim_v + 1), dtype=torch.float64, device=problem.device)
+        out, reach, lse = wide.split((rows * problem.dim_v, rows * problem.dim_v, rows))
+        keys = torch.zeros(tokens, dtype=torch.int64, device=problem.device)
+        return _Writer(Bounds(out.view(shape), lse.view(shape[:2]), reach.view(shape), keys))
+
+    def beside(self) -> _Writer:
+        """One for other bounds on the same rows."""
+        mine = self.bounds
+        return _Writer(replace(mine, out=torch.zeros_like(mine.out), lse=torch.zeros_like(mine.lse)))
 
     def write(self, block: Block, out: torch.Tensor, lse: torch.Tensor) -> None:
         """out [m, r, e] and lse [m, r, 1] of a block's rows."""
-        tokens, bounds = block.tokens, self.bounds
-        bounds.out[tokens] = block.by_token(out)
-        bounds.lse[tokens] = block.by_token(lse).squeeze(-1)
-        bounds.reach[tokens] = block.by_token(block.rows.reach)
-        bounds.keys[tokens] = block.by_token(block.rows.count)[:, 0, 0].long()
+        self.bounds.out[block.tokens] = block.by_token(out)
+        self.bounds.lse[block.tokens] = block.by_token(lse).squeeze(-1)
+
+    def describe(self, block: Block) -> None:
+        """What a block's rows see."""
+        self.bounds.reach[block.tokens] = block.by_token(block.rows.reach)
+        self.bounds.keys[block.tokens] = block.keys()

@@ -27,8 +27,9 @@ Rounding errors are functions of the data, so independence is guarded where it c
 
 from __future__ import annotations
 
+import functools
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 import torch
@@ -36,10 +37,10 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from oracle.budget import rows as worst
-from oracle.budget.arithmetic import Arithmetic
+from oracle.budget.arithmetic import DIVISION, MERGE, Arithmetic, random_records
 from oracle.budget.blocks import Rows, Values, WeightedSums
 from oracle.budget.formats import FP32, Format
-from oracle.budget.growth import UNIT, scatter
+from oracle.budget.growth import UNIT
 from oracle.budget.rows import Judged, Weights, multiplicity
 from oracle.precision import KeyOrder, RankOwnership, Rounding
 
@@ -49,6 +50,8 @@ _OFFSETS = 4
 """Running maxima for which casts are simulated, over one binade."""
 _TILES = 4
 """Sizes of tiles for which they are: the smallest allowed, and doubled again and again."""
+_CPU_NUMBERS, _GPU_NUMBERS = 1 << 17, 1 << 23
+"""Weights cast at a time: what a cache holds, and what keeps a GPU busy."""
 _MOST_PARTS = 64
 """Runs of keys whose own maxima are looked at, at most."""
 _OTHER_ORDERS = 4.0
@@ -64,32 +67,43 @@ def probable_rows(
     model = Model.of(rows, found, a, confidence / math.sqrt(3))
     bounds = []
     for probable, most in ((model.out(), found.out), (model.lse(lse_includes_sink), found.lse)):
-        least = torch.minimum(probable.nan_to_num(nan=math.inf), most)
-        # Where the worst case promises nothing, an overflow may be why.
-        bounds.append(least.masked_fill_(most == math.inf, math.inf))
+        # Not a number: as the worst case. Where that promises nothing, an overflow may be why.
+        bounds.append(torch.fmin(probable, most).masked_fill_(most == math.inf, math.inf))
     return bounds[0], bounds[1]
 
 
 @dataclass(frozen=True, eq=False)
 class Stage:
-    """A stage's part: the sum of squared half-widths, and the shift."""
+    """A stage's part: the sum of squared half-widths, and the shift. None: 0."""
 
-    square: Tensor | float = 0.0
-    shift: Tensor | float = 0.0
+    square: Tensor | None = None
+    shift: Tensor | None = None
 
-    def bound(self, factor: float) -> Tensor:
-        return factor * torch.as_tensor(self.square).sqrt() + self.shift
+    def bound(self, factor: float) -> Tensor | float:
+        if self.square is None:
+            return 0.0 if self.shift is None else self.shift
+        width = self.square.sqrt()
+        return width * factor if self.shift is None else torch.add(self.shift, width, alpha=factor)
 
     def scaled(self, scale: Tensor) -> Stage:
-        return Stage(self.square * scale * scale, self.shift * scale)
+        return Stage(
+            None if self.square is None else self.square * scale.square(),
+            None if self.shift is None else self.shift * scale,
+        )
+
+    def larger(self, other: Stage) -> Stage:
+        """What covers both, of which each is given or none."""
+        pairs = ((self.square, other.square), (self.shift, other.shift))
+        return Stage(*(None if x is None or y is None else torch.maximum(x, y) for x, y in pairs))
 
     @staticmethod
-    def total(stages: dict[str, Stage]) -> Stage:
-        square: Tensor | float = 0.0
-        shift: Tensor | float = 0.0
-        for stage in stages.values():
-            square, shift = square + stage.square, shift + stage.shift
-        return Stage(square, shift)
+    def total(*stages: Stage) -> Stage:
+        return Stage(_sum(stage.square for stage in stages), _sum(stage.shift for stage in stages))
+
+
+def _sum(terms: Iterable[Tensor | None]) -> Tensor | None:
+    present = [term for term in terms if term is not None]
+    return functools.reduce(torch.add, present) if present else None
 
 
 @dataclass(frozen=True, eq=False)
@@ -102,115 +116,141 @@ class Model:
     found: Judged
     a: Arithmetic
     factor: float
-    numerator: dict[str, Stage]
-    denominator: dict[str, Stage]
-    sink_error: Tensor
+    numerator: Mapping[str, Stage]
+    denominator: Mapping[str, Stage]
+    sink_error: Tensor | None
 
     @staticmethod
     def of(rows: Rows, found: Judged, a: Arithmetic, factor: float) -> Model:
         weights, o = found.weights, rows.out
         p, rises = weights.p, _Rises.of(found, a)
-        alike = multiplicity(found.logits.value)
+        alike, p_square = multiplicity(found.logits.value), p.square()
         excess, noise = _logit_errors(found, a, factor, alike)
         cast = [] if a.p is None else _cast_errors(found, a, alike)
-        excesses, noises, squares, *casts = rows.values.sums(excess, noise, p.square(), *cast)
-        prefixes, together = Prefixes.of(rows, found, a), _together(p, alike, a)
-        spread = squares.square(o) + (weights.sink / weights.share * o).square()
-        away = torch.maximum(prefixes.largest(prefixes.plain, -o), _OTHER_ORDERS * spread.sqrt())
-        numerator_cast, denominator_cast = _casts(rows, a, prefixes, casts, factor)
+        excesses, noises, squares, *casts = _Moments.of(rows.values.sums(excess, noise, p_square, *cast), o)
+        prefixes, together = Prefixes.of(rows, found, a), _together(p_square, alike, a)
+        deviation = squares.square.sqrt()
+        spread = squares.about_out
+        if rows.sinks is not None:
+            spread = spread + ((rows.sinks - weights.lse).exp_() * o).square()
+        largest, away = prefixes.largest(None), prefixes.largest(-o)
+        far = torch.maximum(away.plain, _OTHER_ORDERS * spread.sqrt())
+        numerator_cast, denominator_cast = _casts(a, prefixes, largest, away, casts, factor)
+        shared = noises.total
+        if found.logits.alike is not None:
+            shared = shared + (p * found.logits.alike).square_().sum(-1, keepdim=True)
+        partial = torch.add(largest.plain, deviation, alpha=_OTHER_ORDERS)
         numerator = {
-            "logits": Stage(noises.square(o), excesses.spread(o)),
-            "rescaling": Stage(0.0, rises.count * a.exp_error * away),
+            "logits": Stage(noises.about_out, excesses.spread),
+            "rescaling": Stage(None, far * (rises.count * a.exp_error)),
             "weight cast": numerator_cast,
-            **_accumulation(squares, weights, a, prefixes, rises, together),
-            "value cast": Stage(0.0, found.value_cast),
-            **_narrowing(rows, found, squares, a, prefixes),
+            **_accumulation(partial, weights, a, rises, together),
+            **({"value cast": Stage(None, found.value_cast)} if isinstance(found.value_cast, Tensor) else {}),
+            **_narrowing(rows, found, deviation, a, prefixes),
         }
         denominator = {
-            "logits": Stage(noises.total + (p * found.logits.alike).square_().sum(-1, keepdim=True), excesses.total),
-            "rescaling": Stage(0.0, rises.weight * a.exp_error),
+            "logits": Stage(shared, excesses.total),
+            "rescaling": Stage(None, rises.weight * a.exp_error),
             "weight cast": denominator_cast,
             "row sum": _row_sum(squares, weights, a, prefixes, rises, together),
         }
         return Model(rows, found, a, factor, numerator, denominator, _sink_error(rows, weights, a, rises))
 
+    @functools.cached_property
+    def _denominator(self) -> Tensor:
+        return torch.as_tensor(Stage.total(*self.denominator.values()).bound(self.factor))
+
     def out_parts(self) -> dict[str, Tensor]:
         """What each stage of `out` would come to alone, to first order."""
-        weights, o, a = self.found.weights, self.rows.out.abs(), self.a
-        steps = a.count * (a.rescales + 2) + sum(a.merges) + 8
-        _, partial = worst.partial_rounding(self.rows, a)
-        parts = {name: stage.bound(self.factor) * weights.share for name, stage in self.numerator.items()}
-        return {
-            **parts,
-            "row sum": self.denominator["row sum"].bound(self.factor) * o * weights.share,
-            "sink": self.sink_error * o,
-            "normalisation": worst.normalisation(weights, a) * o,
-            "underflow": a.tiny * steps * (1 + self.rows.reach) + partial * 2,
-        }
+        o, left = self.rows.out.abs(), self.found.weights.left
+        parts = {**self.numerator, "row sum": self.denominator["row sum"].scaled(o)}
+        alone = {name: left(torch.as_tensor(stage.bound(self.factor))) for name, stage in parts.items()}
+        return {**alone, **self._apart(o)}
+
+    def _apart(self, o: Tensor) -> dict[str, Tensor]:
+        """Parts of `out` that the sink's share does not lessen."""
+        weights, a = self.found.weights, self.a
+        parts = {}
+        if self.sink_error is not None:
+            parts["sink"] = self.sink_error * o
+        if a.merges:
+            parts["normalisation"] = worst.normalisation(weights, a) * o
+        return {**parts, "underflow": self.found.underflow}
 
     def out(self) -> Tensor:
-        parts, share = self.out_parts(), self.found.weights.share
-        row_sum = self.denominator["row sum"].scaled(self.rows.out.abs())
-        error = Stage.total({**self.numerator, "row sum": row_sum}).bound(self.factor) * share
-        error = error + parts["sink"] + parts["normalisation"] + parts["underflow"]
-        least = 1 - Stage.total(self.denominator).bound(self.factor) * share - self.sink_error
-        return torch.where(least > 0, error / least, math.inf)
+        left, o = self.found.weights.left, self.rows.out.abs()
+        row_sum = self.denominator["row sum"].scaled(o)
+        error = left(torch.as_tensor(Stage.total(*self.numerator.values(), row_sum).bound(self.factor)))
+        for part in self._apart(o).values():
+            error = error + part
+        least = 1 - left(self._denominator)
+        if self.sink_error is not None:
+            least = least - self.sink_error
+        return (error / least).masked_fill_(~(least > 0), math.inf)
 
     def lse_parts(self, includes_sink: bool) -> dict[str, Tensor]:
         """What each stage of the log-sum-exp would come to alone, to first order."""
-        weights, a = self.found.weights, self.a
-        lse, share = (weights.full_lse, weights.share) if includes_sink else (weights.lse, torch.ones_like(weights.lse))
-        return {
-            **{name: stage.bound(self.factor) * share for name, stage in self.denominator.items()},
-            "sink": self.sink_error if includes_sink else torch.zeros_like(lse),
-            "underflow": a.tiny * a.count * (a.rescales + 2) * (weights.top - lse).exp(),
-            "logarithm": worst.final_lse_error(weights, lse, a),
-        }
+        left = self.found.weights.left if includes_sink else torch.as_tensor
+        alone = {name: left(torch.as_tensor(stage.bound(self.factor))) for name, stage in self.denominator.items()}
+        return {**alone, **self._lse_apart(includes_sink), "logarithm": self.found.log.logarithm}
+
+    def _lse_apart(self, includes_sink: bool) -> dict[str, Tensor]:
+        parts = {} if self.sink_error is None or not includes_sink else {"sink": self.sink_error}
+        return {**parts, "underflow": self.found.log.underflow}
 
     def lse(self, includes_sink: bool) -> Tensor:
-        parts = self.lse_parts(includes_sink)
-        error = Stage.total(self.denominator).bound(self.factor)
-        if includes_sink:
-            error = error * self.found.weights.share
-        return parts["logarithm"] - (-(error + parts["sink"] + parts["underflow"])).log1p()
+        """The bound on the log-sum-exp that `found` is about, which counts the sink if `includes_sink`."""
+        error = self.found.weights.left(self._denominator) if includes_sink else self._denominator
+        for part in self._lse_apart(includes_sink).values():
+            error = error + part
+        return self.found.log.logarithm - (-error).log1p()
+
+
+@dataclass(frozen=True, eq=False)
+class _Moments:
+    """Of one weight w: total [m, r, 1], the sum of w; sums of w |v|, w v^2, w (v - o)^2, w |v - o|: [m, r, e]."""
+
+    total: Tensor
+    size: Tensor
+    square: Tensor
+    about_out: Tensor
+    spread: Tensor
+
+    @staticmethod
+    def of(sums: WeightedSums, out: Tensor) -> list[_Moments]:
+        about_out = sums.square(out)
+        of_each = (sums.total, sums.size, sums.square(), about_out, sums.spread(out, about_out))
+        return [_Moments(*parts) for parts in zip(*(x.unbind(1) for x in of_each), strict=True)]
 
 
 def _logit_errors(found: Judged, a: Arithmetic, factor: float, alike: Tensor) -> tuple[Tensor, Tensor]:
     """Weights of the shift, p (e^d - 1), and of the squared widths."""
     weights, logits = found.weights, found.logits
-    absent = logits.value == -math.inf
-    size = logits.value.abs().masked_fill_(absent, 0.0)
-    below = (weights.top - logits.value).masked_fill_(absent, 0.0)
-    shift = worst.exponential(size, below, weights.top, logits.systematic, a).masked_fill_(weights.exact, 0.0)
-    shift += _merging(size, below, weights, a)
+    shift = worst.of_exponential(weights.exponential, logits.systematic, a).masked_fill_(weights.exact, 0.0)
+    if a.merges:
+        shift += _merging(weights.size, weights.below, weights, a)
     far = logits.width * factor
     grown = far.exp()
     # What e^d - 1 - d can be, and its product with the shift.
-    shift = far.square_().mul_(grown).mul_(0.5).add_(shift).mul_(grown).masked_fill_(absent, 0.0)
+    shift.addcmul_(far.square_(), grown, value=0.5).mul_(grown).masked_fill_(logits.absent, 0.0)
     return shift.expm1_().mul_(weights.p), (weights.p * logits.width).square_().mul_(alike)
 
 
-def _sink_error(rows: Rows, weights: Weights, a: Arithmetic, rises: _Rises) -> Tensor:
-    """As `Weights.sink_excess`, with probable rescaling."""
+def _sink_error(rows: Rows, weights: Weights, a: Arithmetic, rises: _Rises) -> Tensor | None:
+    """As `Weights.sink_excess`, with probable rescaling; None without a sink."""
     if rows.sinks is None:
-        return torch.zeros_like(weights.sink)
+        return None
     size, below = rows.sinks.abs(), weights.top - rows.sinks
-    error = worst.exponential(size, below, weights.top, torch.zeros_like(size), a)
-    error = error + _merging(size, below, weights, a) + rises.count * a.exp_error
+    error = worst.exponential(size + below, size, weights.top, a) + rises.count * a.exp_error
+    if a.merges:
+        error = error + _merging(size, below, weights, a)
     return error.expm1() * weights.sink
 
 
-def _random_records(n: Tensor) -> Tensor:
-    """A bound on the number of records in a random order of n: their mean and variance are at most ln n + 1."""
-    return n.log() + 4 * n.log().sqrt() + 1
-
-
-def _merging(size: Tensor, below: Tensor, weights: Weights, a: Arithmetic) -> Tensor | float:
+def _merging(size: Tensor, below: Tensor, weights: Weights, a: Arithmetic) -> Tensor:
     """As the worst case has it, but maxima rise in merges as often as in random orders."""
-    if not a.merges:
-        return 0.0
     counts = torch.tensor(a.merges, dtype=torch.float64)
-    rises = float(torch.minimum(counts, _random_records(counts)).sum())
+    rises = float(torch.minimum(counts, random_records(counts)).sum())
     return worst.merge_level(size, below, weights.top, weights.full_lse, a) + rises * (a.exp_error + 2 * UNIT)
 
 
@@ -227,57 +267,78 @@ class _Rises:
 
     @staticmethod
     def of(found: Judged, a: Arithmetic) -> _Rises:
-        s, p = found.logits.value, found.weights.p
-        counts, weights = [_random_records(a.rescales + 1)], [torch.full_like(a.rescales, _RISEN)]
-        before = p.cumsum(-1)
-        for skipped, backwards in ((KeyOrder.DESCENDING, False), (KeyOrder.ASCENDING, True)):
-            if a.precision.key_order is skipped:
-                continue
+        s, before = found.logits.value, found.weights.p.cumsum(-1)
+        count, weight = a.records, torch.full_like(a.records, _RISEN)
+        for backwards in _ways(a):
             highest = (s.flip(-1) if backwards else s).cummax(-1).values
-            rises = (highest[..., 1:] > highest[..., :-1]).to(p.dtype)
-            counts.append(rises.sum(-1, keepdim=True))
+            rises = highest[..., 1:] > highest[..., :-1]
             passed = (1 - before[..., :-1]).flip(-1) if backwards else before[..., :-1]
-            weights.append((rises * passed).sum(-1, keepdim=True))
+            count = torch.maximum(count, rises.sum(-1, keepdim=True, dtype=s.dtype))
+            weight = torch.maximum(weight, (passed * rises).sum(-1, keepdim=True))
         # Equal weights raise nothing.
-        even = (found.weights.exact | (s == -math.inf)).all(-1, keepdim=True)
-        count = torch.stack(counts).amax(0).minimum(a.rescales).masked_fill_(even, 0.0)
-        return _Rises(count, torch.stack(weights).amax(0).minimum(count))
+        count = count.minimum(a.rescales).masked_fill_(found.weights.all_exact, 0.0)
+        return _Rises(count, weight.minimum(count))
+
+
+def _ways(a: Arithmetic) -> tuple[bool, ...]:
+    """Whether keys come backwards: the orders of positions that a kernel may visit them in."""
+    ways = {KeyOrder.ASCENDING: (False,), KeyOrder.DESCENDING: (True,)}
+    return ways.get(a.precision.key_order, (False, True))
+
+
+@dataclass(frozen=True, eq=False)
+class _Largest:
+    """The largest of some prefix sums [m, r, e]: of weights, and of the errors of casting them, if they are cast."""
+
+    plain: Tensor
+    cast: Tensor | None
 
 
 @dataclass(frozen=True, eq=False)
 class Prefixes:
     """Sums over the first blocks of keys of weights times [v - mean, 1] / unit, in the dtype of sums.
 
-    plain [m, b, r, e + 1]: of the weights. cast [m, b, k, r, e + 1]: of the errors of casting them, at k running
-    maxima; None where they are not cast.
+    sums [m, b, 1 + k, r, e + 1]: of the weights, and of the errors of casting them, at k running maxima; k = 0 where
+    they are not cast.
     """
 
     values: Values
     block: int
-    plain: Tensor
-    cast: Tensor | None
+    sums: Tensor
 
     @staticmethod
     def of(rows: Rows, found: Judged, a: Arithmetic) -> Prefixes:
         p = found.weights.p.to(rows.values.columns.dtype)
         r, block = p.shape[1], max(16, -(-p.shape[2] // _BLOCKS))
         simulated = a.p is not None and a.p.unit_roundoff > FP32.unit_roundoff
-        w = torch.cat([p, _simulated(found, a, p, rows.sinks is not None).flatten(1, 2)], 1) if simulated else p
-        sums = _prefix_sums(rows.values, w, block)
-        cast = sums[:, :, r:].unflatten(2, (-1, r)) if simulated else None
-        return Prefixes(rows.values, block, sums[:, :, :r], cast)
+        w = torch.cat([p, *_simulated(found, a, p, rows.sinks is not None)], 1) if simulated else p
+        return Prefixes(rows.values, block, _prefix_sums(rows.values, w, block).unflatten(2, (-1, r)))
 
-    def about(self, sums: Tensor, centre: Tensor | float) -> Tensor:
-        """Sums [m, b, ..., r, e + 1] as those of w (v + centre) / unit, centre [m, r, e]."""
-        shift = (self.values.mean + centre) / self.values.unit
+    @property
+    def plain(self) -> Tensor:
+        """[m, b, r, e + 1]: of the weights."""
+        return self.sums[:, :, 0]
+
+    @property
+    def cast(self) -> Tensor | None:
+        """[m, b, k, r, e + 1]: of the errors of casting them."""
+        return self.sums[:, :, 1:] if self.sums.shape[2] > 1 else None
+
+    def about(self, sums: Tensor, centre: Tensor | None) -> Tensor:
+        """Sums [m, b, ..., r, e + 1] as those of w (v + centre) / unit. centre [m, r, e], by default 0."""
+        shift = (self.values.mean if centre is None else self.values.mean + centre).to(sums.dtype)
+        if self.values.unit != 1:
+            shift = shift / self.values.unit
         shape = (shift.shape[0], *[1] * (sums.ndim - 3), *shift.shape[1:])
-        return sums[..., :-1] + shift.to(sums.dtype).view(shape) * sums[..., -1:]
+        return torch.addcmul(sums[..., :-1], shift.view(shape), sums[..., -1:])
 
-    def largest(self, sums: Tensor, centre: Tensor | float) -> Tensor:
+    def largest(self, centre: Tensor | None) -> _Largest:
         """The largest |sum of w (v + centre)| over the prefixes: float64 [m, r, e]."""
-        moved = self.about(sums, centre)
-        low, high = moved.flatten(1, -3).aminmax(dim=1)
-        return torch.maximum(high, -low).double() * self.values.unit
+        low, high = self.about(self.sums, centre).aminmax(dim=1)
+        size = torch.maximum(high, low.neg_()).double()
+        if self.values.unit != 1:
+            size *= self.values.unit
+        return _Largest(size[:, 0], size[:, 1:].amax(1) if size.shape[1] > 1 else None)
 
     def weight(self) -> Tensor:
         """Sums of the weights alone: float64 [m, b, r, 1]."""
@@ -285,10 +346,10 @@ class Prefixes:
 
     def parts(self, count: int) -> Tensor:
         """Sums of w v over `count` runs of keys, about equally long: float64 [m, c, r, e]."""
-        total = self.about(self.plain, 0.0).double() * self.values.unit
+        total = self.about(self.plain, None).double() * self.values.unit
         blocks = total.shape[1]
         ends = sorted({max(0, (blocks * (i + 1)) // count - 1) for i in range(min(count, blocks))})
-        sums = total[:, ends]
+        sums = torch.stack([total[:, end] for end in ends], 1)
         return torch.cat([sums[:, :1], sums[:, 1:] - sums[:, :-1]], 1)
 
 
@@ -303,67 +364,108 @@ def _prefix_sums(values: Values, w: Tensor, block: int) -> Tensor:
     return parts.cumsum(1)
 
 
-def _simulated(found: Judged, a: Arithmetic, p: Tensor, sinks: bool) -> Tensor:
-    """Errors of weights cast at several running maxima: [m, k, r, n] like p, which is rounded to the dtype of sums."""
-    weights, fmt, s = found.weights, a.p, found.logits.value
+def _simulated(found: Judged, a: Arithmetic, p: Tensor, sinks: bool) -> list[Tensor]:
+    """Errors of weights cast at several running maxima: each [m, k r, n] like p, which has the dtype of sums."""
+    weights, fmt, s = found.weights, a.p, found.logits.value.unsqueeze(1)
     assert fmt is not None
-    scales, errors = a.precision.p_scale, []
-    for top in _running_maxima(found, a, sinks):
+    errors, p, lse = [], p.unsqueeze(1), weights.lse.unsqueeze(1)
+    for top in _stacked(_running_maxima(found, a, sinks), p.numel(), p.device):
         # What a weight is in units of p.
-        scale = (weights.lse - top).exp_().mul_(scales).nan_to_num_(nan=1.0, posinf=1.0).clamp_(2.0**-100, 2.0**100)
-        scale = scale.to(p.dtype)
+        scale = (lse - top).exp_()
+        if a.precision.p_scale != 1:
+            scale *= a.precision.p_scale
+        scale = scale.nan_to_num_(nan=1.0, posinf=1.0).clamp_(2.0**-100, 2.0**100).to(p.dtype)
         x = (p * scale).float()
         error = _cast(x, fmt, a.precision.p_rounding is Rounding.TOWARD_ZERO).sub_(x).to(p.dtype).div_(scale)
         # A key at its maximum has the weight 1; one above it raises it.
-        errors.append(error.masked_fill_(s >= top, 0.0))
-    return torch.stack(errors, 1)
+        errors.append(error.masked_fill_(s >= top, 0.0).flatten(1, 2))
+    return errors
+
+
+def _stacked(tops: Iterator[Tensor], size: int, device: torch.device) -> Iterator[Tensor]:
+    """Tensors [m, k, r, 1 | n] joined along k, as many as make sense at a time where each stands for `size` numbers."""
+    limit = max(1, (_CPU_NUMBERS if device.type == "cpu" else _GPU_NUMBERS) // max(1, size))
+    held: list[Tensor] = []
+    for top in tops:
+        if held and (sum(x.shape[1] for x in held) >= limit or held[0].shape[3] != top.shape[3]):
+            yield torch.cat(held, 1) if len(held) > 1 else held[0]
+            held = []
+        held.append(top)
+    if held:
+        yield torch.cat(held, 1) if len(held) > 1 else held[0]
 
 
 def _running_maxima(found: Judged, a: Arithmetic, sinks: bool) -> Iterator[Tensor]:
-    """Running maxima that weights may be formed against: [m, r, 1 | n].
+    """Running maxima that weights may be formed against: [m, k, r, 1 | n].
 
     The row's own and some below it, within a binade; the sink, with which kernels may begin; those of splits and ranks,
     which begin anew; and those of tiles of several sizes, which rise along with the logits where these do.
     """
     s = found.logits.value
     if a.precision.p_normalised:
-        yield found.weights.full_lse
+        yield found.weights.full_lse.unsqueeze(1)
         return
-    m, r, n = s.shape
     highest = s.amax(-1, keepdim=True)
-    highest = highest.masked_fill(highest == -math.inf, 0.0)
-    yield from (highest - i / _OFFSETS * math.log(2.0) for i in range(_OFFSETS))
+    highest = highest.masked_fill_(highest == -math.inf, 0.0).unsqueeze(1)
+    offsets = torch.arange(_OFFSETS, device=s.device).view(1, -1, 1, 1)
+    yield torch.sub(highest, offsets, alpha=math.log(2.0) / _OFFSETS)
     if sinks and a.precision.sink_first is not False:
-        yield found.weights.top
+        yield found.weights.top.unsqueeze(1)
     yield from _maxima_of_parts(s, a)
-    for i in range(_TILES):
-        tile = min(a.precision.tile << i, n)
-        if i and tile == n:
-            return
-        tops = F.pad(s, (0, -n % tile), value=-math.inf).view(m, r, -1, tile).amax(-1)
-        for skipped, backwards in ((KeyOrder.DESCENDING, False), (KeyOrder.ASCENDING, True)):
-            if a.precision.key_order is not skipped:
-                running = (tops.flip(-1) if backwards else tops).cummax(-1).values
-                running = (running.flip(-1) if backwards else running).masked_fill_(running == -math.inf, 0.0)
-                yield running.unsqueeze(-1).expand(-1, -1, -1, tile).flatten(2)[..., :n]
+    yield from _maxima_of_tiles(s, a)
+
+
+def _maxima_of_tiles(s: Tensor, a: Arithmetic) -> Iterator[Tensor]:
+    """Those that rise from tile to tile, in either order, for tiles of several sizes."""
+    tile, n = min(a.precision.tile, s.shape[2]), s.shape[2]
+    finest = _in_runs(s, tile).amax(-1)
+    runs, sizes = finest.shape[2], [1 << i for i in range(1, _TILES) if tile << i < n]
+    # What larger tiles hold, for each of the smallest.
+    joined = [_in_runs(finest, size).amax(-1) for size in sizes]
+    levels = [finest.unsqueeze(1)] if _TILES else []
+    levels += [_spread_out(tops, size, runs) for tops, size in zip(joined, sizes, strict=True)]
+    if levels:
+        tops = torch.cat(levels, 1)
+        found = [
+            (tops.flip(-1).cummax(-1).values.flip(-1) if backwards else tops.cummax(-1).values)
+            for backwards in _ways(a)
+        ]
+        running = torch.cat(found, 1)
+        yield _spread_out(running.masked_fill_(running == -math.inf, 0.0).flatten(1, 2), tile, n).view(
+            s.shape[0], -1, s.shape[1], n
+        )
 
 
 def _maxima_of_parts(s: Tensor, a: Arithmetic) -> Iterator[Tensor]:
-    """The largest logits of runs of keys, about as many as splits and ranks may make, and of every N-th key: [m, r, n].
+    """The largest logits of runs of keys, about as many as splits and ranks may make, and of every N-th key:
+    [m, 1, r, n].
 
     Where the runs end is not known: equal ones of several lengths stand for them.
     """
-    p, (m, r, n) = a.precision, s.shape
+    p, n = a.precision, s.shape[2]
     parts, count = min(p.max_splits * p.ranks, _MOST_PARTS), 2
     while parts > 1 and count < 2 * parts:
         length = -(-n // count)
-        tops = F.pad(s, (0, -n % length), value=-math.inf).view(m, r, -1, length).amax(-1, keepdim=True)
-        yield tops.masked_fill_(tops == -math.inf, 0.0).expand(-1, -1, -1, length).flatten(2)[..., :n]
+        tops = _in_runs(s, length).amax(-1)
+        yield _spread_out(tops.masked_fill_(tops == -math.inf, 0.0), length, n)
         count *= 2
     if p.ranks > 1 and p.rank_ownership is not RankOwnership.CONTIGUOUS:
-        tops = F.pad(s, (0, -n % p.ranks), value=-math.inf).view(m, r, -1, p.ranks).amax(2, keepdim=True)
+        tops = _in_runs(s, p.ranks).amax(2, keepdim=True)
         tops.masked_fill_(tops == -math.inf, 0.0)
-        yield tops.expand(-1, -1, -(-n // p.ranks), -1).flatten(2)[..., :n]
+        yield tops.expand(-1, -1, -(-n // p.ranks), -1).flatten(2)[..., :n].unsqueeze(1)
+
+
+def _in_runs(s: Tensor, length: int) -> Tensor:
+    """s [m, r, n] as [m, r, runs, length], the last filled up with -inf."""
+    whole = F.pad(s, (0, -s.shape[2] % length), value=-math.inf) if s.shape[2] % length else s
+    runs: Tensor = whole.unflatten(2, (-1, length))
+    return runs
+
+
+def _spread_out(tops: Tensor, length: int, n: int) -> Tensor:
+    """What runs have [m, r, runs], for each of their keys: [m, 1, r, n]."""
+    long = tops.unsqueeze(-1).expand(-1, -1, -1, length).flatten(2)
+    return long[..., :n].unsqueeze(1)
 
 
 def _cast(x: Tensor, fmt: Format, toward_zero: bool) -> Tensor:
@@ -388,97 +490,96 @@ def _cast_errors(found: Judged, a: Arithmetic, alike: Tensor) -> list[Tensor]:
 
 
 def _casts(
-    rows: Rows, a: Arithmetic, prefixes: Prefixes, casts: list[WeightedSums], factor: float
+    a: Arithmetic, prefixes: Prefixes, largest: _Largest, away: _Largest, casts: list[_Moments], factor: float
 ) -> tuple[Stage, Stage]:
     """What casting weights does to the numerator and to the denominator: by chance, or twice what was simulated if
-    that is more, and what errs one way. casts: sums of `_cast_errors`."""
+    that is more, and what errs one way. largest, away: about 0 and the result. casts: of `_cast_errors`."""
     if not casts:
         return Stage(), Stage()
-    in_sum, o = a.precision.row_sum_of_rounded_p, rows.out
-    square, lost = casts[0], casts[1] if len(casts) > 1 else None
+    in_sum, square, lost = a.precision.row_sum_of_rounded_p, casts[0], casts[1] if len(casts) > 1 else None
     found = []
     if in_sum is not True:
-        seen = 0.0 if prefixes.cast is None else prefixes.largest(prefixes.cast, 0.0)
-        found.append(_covering(square.square(), seen, 0.0 if lost is None else lost.size, factor))
+        found.append(_covering(square.square, largest.cast, None if lost is None else lost.size, factor))
     if in_sum is not False:
-        seen = 0.0 if prefixes.cast is None else prefixes.largest(prefixes.cast, -o)
-        found.append(_covering(square.square(o), seen, 0.0 if lost is None else lost.spread(o), factor))
-    numerator = Stage(
-        torch.stack([torch.as_tensor(x.square) for x in found]).amax(0),
-        torch.stack([torch.as_tensor(x.shift) for x in found]).amax(0),
-    )
+        found.append(_covering(square.about_out, away.cast, None if lost is None else lost.spread, factor))
+    numerator = found[0]
+    if len(found) > 1:
+        numerator = found[0].larger(found[1])
     if in_sum is False:
         return numerator, Stage()
-    seen = 0.0 if prefixes.cast is None else prefixes.cast[..., -1:].abs().amax((1, 2)).double()
-    return numerator, _covering(square.total, seen, 0.0 if lost is None else lost.total, factor)
+    seen = None if prefixes.cast is None else prefixes.cast[..., -1:].abs().amax((1, 2)).double()
+    return numerator, _covering(square.total, seen, None if lost is None else lost.total, factor)
 
 
-def _covering(square: Tensor, seen: Tensor | float, lost: Tensor | float, factor: float) -> Stage:
-    return Stage(square, (2 * seen - factor * square.sqrt()).clamp_(min=0.0) + lost)
+def _covering(square: Tensor, seen: Tensor | None, lost: Tensor | None, factor: float) -> Stage:
+    if seen is None:
+        return Stage(square, lost)
+    shift = torch.sub(2 * seen, square.sqrt(), alpha=factor).clamp_(min=0.0)
+    return Stage(square, shift if lost is None else shift + lost)
 
 
-def _together(p: Tensor, alike: Tensor, a: Arithmetic) -> Tensor:
+def _together(p_square: Tensor, alike: Tensor, a: Arithmetic) -> Tensor:
     """How many additions of a row may round alike, at least 1: [m, r, 1].
 
     Adding equal terms errs by the same part of a last place at every step of a binade. Terms are as good as equal where
     they differ by less than the last place of their sum: where their deviation, in means, is below count / 2^23.
     """
-    deviation = a.count * p.square().sum(-1, keepdim=True) - 1
-    even = deviation < (a.count * (2 * UNIT)).square()
-    return torch.where(even, a.count, alike.amax(-1, keepdim=True).double()).clamp(min=1.0)
+    deviation = a.count * p_square.sum(-1, keepdim=True) - 1
+    most = alike.amax(-1, keepdim=True).double()
+    return torch.where(deviation < a.nearly_equal, a.count, most).clamp_(min=1.0)
 
 
 def _accumulation(
-    squares: WeightedSums, weights: Weights, a: Arithmetic, prefixes: Prefixes, rises: _Rises, together: Tensor
+    largest: Tensor, weights: Weights, a: Arithmetic, rises: _Rises, together: Tensor
 ) -> dict[str, Stage]:
-    """Adding up values: the unit's roundings are of numbers up to the largest partial sum."""
-    width, bias = _scatter(weights, a)
-    width = width * together.sqrt()
-    largest = prefixes.largest(prefixes.plain, 0.0) + _OTHER_ORDERS * squares.square().sqrt()
-    fixed = (2 * rises.count + 1 + worst.DIVISION + worst.MERGE * len(a.merges)) * UNIT
+    """Adding up values: the unit's roundings are of numbers up to the largest partial sum [m, r, e]."""
+    width, bias = a.scatter(weights.integer)
+    square = together * width.square()
+    if a.merges:
+        square = square + sum(a.merges) * UNIT**2
+    fixed = (rises.count * 2 + (1 + DIVISION + MERGE * len(a.merges))) * UNIT
     return {
-        "value accumulation": Stage((width.square() + sum(a.merges) * UNIT**2) * largest.square(), bias * largest),
-        "final roundings": Stage(0.0, fixed * largest),
+        "value accumulation": Stage(square * largest.square(), bias * largest if a.biased else None),
+        "final roundings": Stage(None, fixed * largest),
     }
 
 
-def _scatter(weights: Weights, a: Arithmetic) -> tuple[Tensor, Tensor]:
-    width, bias = scatter(a.precision.pv, a.count, a.rescales + 1)
-    return width.masked_fill(weights.integer, 0.0), bias.masked_fill(weights.integer, 0.0)
-
-
 def _row_sum(
-    squares: WeightedSums, weights: Weights, a: Arithmetic, prefixes: Prefixes, rises: _Rises, together: Tensor
+    squares: _Moments, weights: Weights, a: Arithmetic, prefixes: Prefixes, rises: _Rises, together: Tensor
 ) -> Stage:
     """Adding up weights: roundings of partial sums, whose squares add up to less than the count of keys.
 
     Forward and backward the partial sums are known; in any order t weights come to at most sqrt(t sum p^2).
     """
-    sums = prefixes.weight()
-    forward, backward = sums, 1 - F.pad(sums[:, :-1], (0, 0, 0, 0, 1, 0))
-    ways = [forward] if a.precision.key_order is not KeyOrder.DESCENDING else []
-    ways += [backward] if a.precision.key_order is not KeyOrder.ASCENDING else []
-    steps = torch.stack([way.square().sum(1) for way in ways]).amax(0) * prefixes.block
+    forward = prefixes.weight()
+    ways = [1 - F.pad(forward[:, :-1], (0, 0, 0, 0, 1, 0)) if backwards else forward for backwards in _ways(a)]
+    steps = [way.square().sum(1) for way in ways]
+    most = (steps[0] if len(steps) == 1 else torch.maximum(*steps)) * prefixes.block
     if a.precision.key_order is KeyOrder.ANY:
-        steps = 2 * steps
-    steps = torch.minimum(steps, a.count - 0.5 / squares.total + 1)
-    square = torch.minimum(steps, a.count).masked_fill(weights.integer, 0.0) * UNIT**2
-    bias = torch.zeros_like(a.count)
+        most *= 2
+    most = torch.minimum(most, a.count + 1 - 0.5 / squares.total)
+    square = torch.minimum(most, a.count) * UNIT**2
+    if weights.integer is not None:
+        square.masked_fill_(weights.integer, 0.0)
+    bias = None
     if a.precision.row_sum_of_rounded_p is not False:
-        width, bias = _scatter(weights, a)
+        width, bias = a.scatter(weights.integer)
         square = torch.maximum(square, width.square())
     square = square * together
-    fixed = (2 * rises.weight + worst.MERGE + worst.MERGE * len(a.merges)) * UNIT
-    return Stage(square + sum(a.merges) * UNIT**2, bias + fixed)
+    fixed = (rises.weight * 2 + (MERGE + MERGE * len(a.merges))) * UNIT
+    return Stage(
+        square + sum(a.merges) * UNIT**2 if a.merges else square,
+        fixed if bias is None or not a.biased else fixed + bias,
+    )
 
 
-def _narrowing(rows: Rows, found: Judged, squares: WeightedSums, a: Arithmetic, prefixes: Prefixes) -> dict[str, Stage]:
+def _narrowing(rows: Rows, found: Judged, slack: Tensor, a: Arithmetic, prefixes: Prefixes) -> dict[str, Stage]:
     """Rounding partial results of splits and of ranks to their dtypes.
 
-    Where the runs of keys end is not known: equal runs of several counts stand for them, and one standard deviation.
+    Where the runs of keys end is not known: equal runs of several counts stand for them, and one standard deviation,
+    which is `slack` [m, r, e].
     """
     p, stages = a.precision, {}
-    slack = squares.square().sqrt()
     if p.max_splits > 1:
         most = p.max_splits * p.ranks
         counts = {1, most, *(1 << i for i in range(most.bit_length()))}

@@ -25,7 +25,10 @@ def compound(*errors: Tensor | float) -> Tensor | float:
     """The relative error of a product whose factors have these relative errors: prod(1 + e) - 1."""
     total: Tensor | float = 0.0
     for error in errors:
-        total = total + error + total * error
+        if isinstance(total, float) and total == 0:
+            total = error
+        elif isinstance(error, Tensor) or error:
+            total = total + error + total * error
     return total
 
 

@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import cache
 
 import torch
 from torch import Tensor
@@ -27,15 +28,11 @@ from torch import Tensor
 from oracle.budget.arithmetic import Arithmetic
 from oracle.budget.blocks import FLOOR, Rows, slack_of
 from oracle.budget.formats import FP32, Format, holds
-from oracle.budget.growth import UNIT, compound, contraction, gamma, scatter
-from oracle.precision import Rounding
+from oracle.budget.growth import UNIT, compound, contraction, scatter
+from oracle.precision import MatrixUnit, Rounding
 from oracle.rounding import round_to, widen
 
 _LOG2E = math.log2(math.e)
-DIVISION = 10
-"""Roundings of the final division or multiplication by a reciprocal, and of descales of the values."""
-MERGE = 4
-"""Roundings of weighting one partial result and normalising."""
 _CAP = 3
 """Roundings of dividing by the cap, and of multiplying by it and by log2(e)."""
 _LSE = 6
@@ -57,6 +54,9 @@ class Judged:
     rounding: Tensor
     value_cast: Tensor | float
     """what casting values does to the numerator, as a bound"""
+    underflow: Tensor
+    """of the numerator, and of partial results: [m, r, e]"""
+    log: LogErrors
     out: Tensor
     lse: Tensor
 
@@ -67,105 +67,125 @@ def bound_rows(rows: Rows, arithmetic: Arithmetic, lse_includes_sink: bool, chan
     chance: with what the probable bound needs.
     """
     logits = logits_of(rows, arithmetic, chance)
-    weights = Weights.of(rows, arithmetic, logits.value, logits.error)
+    weights = Weights.of(rows, arithmetic, logits)
     rounding = _p_rounding(weights, arithmetic)
     sums = Sums.of(rows, weights, rounding, arithmetic)
-    out = _out_bound(rows, weights, sums, arithmetic)
-    lse = _lse_bound(weights, sums, arithmetic, lse_includes_sink)
+    lost = underflow(rows, arithmetic)
+    log = LogErrors.of(weights, weights.full_lse if lse_includes_sink else weights.lse, arithmetic)
+    out = _out_bound(rows, weights, sums, arithmetic, lost)
+    lse = _lse_bound(rows, weights, sums, arithmetic, lse_includes_sink, log)
     # Not a number: infinite logits or errors, about which nothing can be said.
     out, lse = (x.nan_to_num(nan=math.inf, posinf=math.inf) for x in (out, lse))
-    return Judged(logits, weights, rounding, sums.value_cast, out, lse)
+    return Judged(logits, weights, rounding, sums.value_cast, lost, log, out, lse)
 
 
 @dataclass(frozen=True, eq=False)
 class Logits:
     """Logits of one block and their errors, all [m, r, n].
 
-    value: -inf where a key has no weight. error: bound on all of the error. width, systematic: the part of the error
-    that roundings of this key alone make has mean 0 and this half-width (as `growth.scatter` has it), what is left is
-    at most `systematic`. alike: a half-width more, if what keys share is summed: elements of keys that are equal in a
-    dimension have the same product with the query, and it is rounded the same way.
+    value: -inf where a key has no weight, which absent says. error: bound on all of the error. width, systematic: the
+    part of the error that roundings of this key alone make has mean 0 and this half-width (as `growth.scatter` has it),
+    what is left is at most `systematic`. alike: a half-width more, if what keys share is summed: elements of keys that
+    are equal in a dimension have the same product with the query, and it is rounded the same way; None: nothing is.
     """
 
     value: Tensor
+    absent: Tensor
     error: Tensor
     width: Tensor
     systematic: Tensor
-    alike: Tensor
+    alike: Tensor | None
 
 
 def logits_of(rows: Rows, a: Arithmetic, chance: bool) -> Logits:
-    """The logits of a block. chance: width and systematic too.
+    """The logits of a block. chance: width, systematic and alike too.
 
     Errors of casting the query, of scales and of descales act on all keys alike.
     """
-    p = a.precision
+    p, terms = a.precision, rows.q.shape[2]
     q = rows.q * rows.q_factor
-    s = (q @ rows.k.transpose(1, 2)).mul_(rows.k_factor)
-    q_size, k_factor = q.abs(), rows.k_factor.abs()
-    fixed: Tensor | float = 0.0
+    s = q @ rows.k.transpose(1, 2)
+    q_size = q.abs()
+    unit_of_product = rows.q_factor.abs()
+    if rows.k_factor is not None:
+        s.mul_(rows.k_factor)
+        unit_of_product = unit_of_product * rows.k_factor.abs()
+    cast_query = None
     if a.q_cast is not None:
         moved = _cast_error(rows.q, a.q_cast, a) * rows.q_factor.abs()
-        fixed = _product_sums(moved, rows, 1) * k_factor
+        cast_query = _product_sums(moved, rows, 1)
         q_size = q_size + moved
-    size = _product_sums(q_size, rows, 1).mul_(k_factor)
-    key_error, moved_keys = _key_cast_error(rows, a), torch.zeros(())
+    size = _product_sums(q_size, rows, 1)
+    key_error, moved_keys = _key_cast_error(rows, a), None
     if key_error is not None:
         moved_keys = q_size @ key_error.transpose(1, 2)
-        fixed, size = fixed + moved_keys, size + moved_keys
-    terms = torch.tensor(float(rows.q.shape[2]), dtype=torch.float64)
+        size = size + moved_keys
     product = 0.0 if a.product is None else a.product.unit_roundoff
-    relative = compound(product, float(contraction(p.qk, terms)), p.scale_error, _DESCALE * UNIT)
+    relative = float(compound(product, _of_terms(p.qk, terms)[0], p.scale_error, _DESCALE * UNIT))
     smallest = 2 * a.tiny + (0.0 if a.product is None else a.absolute(a.product))
-    unit_of_product = rows.q_factor.abs() * k_factor
+    units = 1 + unit_of_product
+    units_of_logit = units * a.absolute(a.logit)
     # No rounding of a product, be it to zero, errs by more than the product.
-    fixed = torch.minimum((1 + unit_of_product) * (2 * rows.q.shape[2] * smallest), 4 * size).add_(fixed)
-    error = (size * relative).add_(fixed)
-    width, systematic, alike = (torch.zeros((), device=s.device) for _ in range(3))
-    if chance:
-        spread, bias = (float(x) for x in scatter(p.qk, terms))
-        width = size * spread
-        if product:
-            square = _product_sums(q_size, rows, 2).mul_((k_factor * product).square())
-            # Products of keys that were cast: at most their own size more.
-            width = width.square_().add_(square).sqrt_().add_(moved_keys * product)
-            alike = _shared_products(q_size, rows, moved_keys if key_error is not None else None) * product
-        width.mul_(1 + relative)
-        systematic = (size * compound(bias, p.scale_error, _DESCALE * UNIT)).add_(fixed)
-        systematic = _round_logit(s, systematic, 1 + unit_of_product, a)
-    error = _round_logit(s, error, 1 + unit_of_product, a)
+    fixed = torch.minimum(units * (2 * terms * smallest), 4 * size)
+    for shared in (cast_query, moved_keys):
+        if shared is not None:
+            fixed += shared
+    s_size = s.abs()
+    error = _round_logit(s_size, torch.add(fixed, size, alpha=relative), units_of_logit, a)
     largest = min(a.logit.max, FP32.max, FP32.max if a.product is None else a.product.max)
     # Products are formed before scaling, or of scaled queries: either may underflow or overflow.
-    error.masked_fill_(size > largest * unit_of_product.clamp(max=1.0), math.inf)
+    error.masked_fill_(size > unit_of_product.clamp(max=1.0) * largest, math.inf)
+    width = systematic = torch.zeros((), dtype=s.dtype, device=s.device)
+    alike = None
+    if chance:
+        _, spread, bias = _of_terms(p.qk, terms)
+        shift = float(compound(bias, p.scale_error, _DESCALE * UNIT))
+        systematic = _round_logit(s_size, fixed.add_(size, alpha=shift), units_of_logit, a)
+        width, alike = _scattered(q_size, size, spread, product, moved_keys, rows)
+        width.mul_(1 + relative)
     if rows.soft_cap is not None:
         if chance:
-            slope = 1 - ((s.abs() - error).clamp_(min=0.0) / rows.soft_cap).tanh_().square_()
-            width, alike = width * slope, alike * slope
+            slope = 1 - ((s_size - error).clamp_(min=0.0) / rows.soft_cap).tanh_().square_()
+            width, alike = width * slope, None if alike is None else alike * slope
             capped, systematic = _soft_cap(s, systematic, rows.soft_cap, p.tanh_error)
-            systematic = _round_logit(capped, systematic, 1 + unit_of_product, a)
+            systematic = _round_logit(capped.abs(), systematic, units_of_logit, a)
         s, error = _soft_cap(s, error, rows.soft_cap, p.tanh_error)
-        error = _round_logit(s, error, 1 + unit_of_product, a)
-    error.masked_fill_((s.abs() + error) * _LOG2E > a.logit.max, math.inf)
-    s.masked_fill_(rows.hidden, -math.inf)
+        s_size = s.abs()
+        error = _round_logit(s_size, error, units_of_logit, a)
+    error.masked_fill_(s_size + error > a.logit.max / _LOG2E, math.inf)
+    if rows.hidden is not None:
+        s.masked_fill_(rows.hidden, -math.inf)
     absent = s == -math.inf
-    error.masked_fill_(absent, 0.0)
-    if chance:
-        width.masked_fill_(absent, 0.0)
-        systematic.masked_fill_(absent, 0.0)
-        alike = alike.expand_as(s).masked_fill(absent, 0.0)
-    return Logits(s, error, width, systematic, alike)
+    for x in (error, *((width, systematic) if chance else ()), *(() if alike is None else (alike,))):
+        x.masked_fill_(absent, 0.0)
+    return Logits(s, absent, error, width, systematic, alike)
 
 
-def _shared_products(q_size: Tensor, rows: Rows, moved_keys: Tensor | None) -> Tensor:
-    """sqrt(sum over the dimensions of m (q k)^2), m other keys having the same product: all, once keys are cast.
-
-    moved_keys: what their cast adds to the sum of |q k|, or None.
-    """
-    k_factor = rows.k_factor.abs()
+def _scattered(
+    q_size: Tensor, size: Tensor, spread: float, product: float, moved_keys: Tensor | None, rows: Rows
+) -> tuple[Tensor, Tensor | None]:
+    """`Logits.width` and `Logits.alike`, of sums that scatter by `spread` and of products rounded by `product`."""
+    if not product:
+        return size * spread, None
+    k_square = rows.k_size.square()
+    square = _product_sums(q_size, rows, 2, k_square)
     if moved_keys is None:
-        return _product_sums(q_size, rows, 2, equal_elements(rows.k)).sqrt_().mul_(k_factor)
-    others = math.sqrt(rows.k.shape[1] - 1)
-    return _product_sums(q_size, rows, 2).sqrt_().mul_(k_factor).add_(moved_keys).mul_(others)
+        alike = _product_sums(q_size, rows, 2, k_square.mul_(equal_elements(rows.k))).sqrt_().mul_(product)
+    else:
+        # Once keys are cast, all may have the same product.
+        others = math.sqrt(rows.k.shape[1] - 1) * product
+        alike = square.sqrt().add_(moved_keys).mul_(others)
+    width = square.mul_(product**2).addcmul_(size, size, value=spread**2).sqrt_()
+    # Products of keys that were cast: at most their own size more.
+    return width if moved_keys is None else width.add_(moved_keys, alpha=product), alike
+
+
+@cache
+def _of_terms(unit: MatrixUnit, terms: int) -> tuple[float, float, float]:
+    """`contraction` and `scatter` of so many terms."""
+    count = torch.tensor(float(terms), dtype=torch.float64)
+    width, bias = scatter(unit, count)
+    return float(contraction(unit, count)), float(width), float(bias)
 
 
 def equal_elements(k: Tensor) -> Tensor:
@@ -174,8 +194,10 @@ def equal_elements(k: Tensor) -> Tensor:
     Counted by hashing float32 into few buckets, so never too few.
     """
     bits = 1 + max(1, k.shape[1] - 1).bit_length()
-    hashed = (k.transpose(1, 2).to(torch.float32) + 0.0).contiguous().view(torch.int32) * _ODD
-    bucket = (hashed >> (32 - bits)).bitwise_and_((1 << bits) - 1).long()
+    hashed = torch.empty(k.transpose(1, 2).shape, dtype=torch.float32, device=k.device)
+    # Zeros of either sign are equal.
+    torch.add(k.transpose(1, 2), 0.0, out=hashed)
+    bucket = hashed.view(torch.int32).mul_(_ODD).bitwise_right_shift_(32 - bits).bitwise_and_((1 << bits) - 1).long()
     counts = torch.zeros(*bucket.shape[:-1], 1 << bits, device=k.device)
     counts.scatter_add_(-1, bucket, torch.ones((), device=k.device).expand_as(bucket))
     return counts.gather(-1, bucket).sub_(1).transpose(1, 2)
@@ -186,7 +208,7 @@ def multiplicity(x: Tensor) -> Tensor:
 
     Counted by hashing float32, so never too few.
     """
-    bits = (x + 0.0).to(torch.float32).view(torch.int32).long()
+    bits = torch.add(x, 0.0, out=torch.empty(x.shape, dtype=torch.float32, device=x.device)).view(torch.int32).long()
     size = 4 + max(1, x.shape[-1] - 1).bit_length()
     bucket = bits.mul_(0x9E3779B1).bitwise_and_(0xFFFFFFFF).bitwise_right_shift_(32 - size)
     present = (x > -math.inf).to(torch.int32)
@@ -194,19 +216,22 @@ def multiplicity(x: Tensor) -> Tensor:
     return counts.scatter_add_(-1, bucket, present).gather(-1, bucket).clamp_(min=1)
 
 
-def _product_sums(q: Tensor, rows: Rows, power: int, times: Tensor | None = None) -> Tensor:
-    """Bounds on the sums over the dimensions of times (q |k|)^power, for q [m, r, d] >= 0: float64 [m, r, n].
+def _product_sums(q: Tensor, rows: Rows, power: int, k_power: Tensor | None = None) -> Tensor:
+    """Bounds on the sums over the dimensions of (q |k|)^power, times |k_factor|^power, for q [m, r, d] >= 0: float64
+    [m, r, n].
 
-    times: [m, n, d], by default 1.
+    k_power: other factors than (|k| / k_unit)^power, [m, n, d] in the dtype of sums.
     """
-    work = rows.k_size.dtype
-    unit = q.amax(-1, keepdim=True).clamp_(min=2.0**-500)
-    k = rows.k_size if power == 1 else rows.k_size.square()
-    k = k if times is None else k * times
-    sums = ((q / unit).pow_(power).to(work) @ k.transpose(1, 2)).double()
-    terms = q.shape[2]
-    lost = terms * FLOOR if work is torch.float32 else 0.0
-    return sums.mul_(1 + slack_of(terms, work)).add_(lost).mul_((unit * rows.k_unit) ** power)
+    k = rows.k_size if k_power is None else k_power
+    work, terms, factor = k.dtype, q.shape[2], rows.k_unit**power
+    if work is torch.float64:
+        sums = (q if power == 1 else q**power) @ k.transpose(1, 2)
+        sums.mul_((1 + slack_of(terms, work)) * factor)
+    else:
+        unit = q.amax(-1, keepdim=True).clamp_(min=2.0**-500)
+        sums = ((q / unit).pow_(power).to(work) @ k.transpose(1, 2)).double()
+        sums.mul_(1 + slack_of(terms, work)).add_(terms * FLOOR).mul_(unit**power * factor)
+    return sums if rows.k_factor is None else sums.mul_(rows.k_factor.abs() ** power)
 
 
 def _cast_error(x: Tensor, fmt: Format, a: Arithmetic) -> Tensor:
@@ -220,7 +245,7 @@ def _key_cast_error(rows: Rows, a: Arithmetic) -> Tensor | None:
     """Bound on the error [m, n, d] of casting descaled keys; None where they are exact, or not cast."""
     if a.kv_cast is None or (rows.k_stored is not None and holds(a.kv_cast, rows.k_stored)):
         return None
-    return _cast_error(rows.k * rows.k_factor.transpose(1, 2), a.kv_cast, a)
+    return _cast_error(rows.k if rows.k_factor is None else rows.k * rows.k_factor.transpose(1, 2), a.kv_cast, a)
 
 
 def _values_as_stored(rows: Rows, a: Arithmetic) -> bool:
@@ -240,10 +265,13 @@ def _value_cast_error(rows: Rows, a: Arithmetic, size: Tensor, weight: Tensor) -
     return error.masked_fill(rows.reach > fmt.max, math.inf)
 
 
-def _round_logit(s: Tensor, error: Tensor, units: Tensor, a: Arithmetic) -> Tensor:
-    """Errors once the logits, scaled or not, are held in their dtype."""
-    u, near = a.logit.unit_roundoff, s.abs().add_(error)
-    return torch.minimum(a.absolute(a.logit) * units, near).add_(error * (1 + u)).add_(s.abs(), alpha=u)
+def _round_logit(size: Tensor, error: Tensor, least: Tensor, a: Arithmetic) -> Tensor:
+    """Errors once the logits, scaled or not, are held in their dtype. size: of the logits, [m, r, n]; least: the
+    absolute error of their dtype, in units of them.
+    """
+    u = a.logit.unit_roundoff
+    rounding = torch.minimum(least, size + error)
+    return rounding.add_(error, alpha=1 + u).add_(size, alpha=u)
 
 
 def _soft_cap(s: Tensor, error: Tensor, cap: float, tanh_error: float) -> tuple[Tensor, Tensor]:
@@ -259,22 +287,30 @@ def _soft_cap(s: Tensor, error: Tensor, cap: float, tanh_error: float) -> tuple[
 class Weights:
     """Softmax weights and the errors of their logarithms, over all n keys; columns [m, r, 1] belong to rows.
 
+    size, below: of the logits, and how far they are below `top`; 0 where a key has no weight. exponential: the error of
+    the logarithm of exp(s - top) that exact logits would have.
     exact: bool, where the weight before normalisation is 1 exactly, whatever the exponential: the logit is 0, without
-    error, and no other exceeds it. integer: bool, of rows where all are, and sums of values are sums of integers that
-    the accumulator holds.
-    p: of the visible keys without the sink, summing to 1. excess, deficit: p (e^eps - 1) and p (1 - e^-eps).
+    error, and no other exceeds it. all_exact: bool, of rows where all are. integer: of rows where, besides, sums of
+    values are sums of integers that the accumulator holds; None if there are none.
+    p: of the visible keys without the sink, summing to 1. excess: p (e^eps - 1). beneath: p (e^-eps - 1), of which
+    deficit is the sum, its sign changed.
     depth: how far below the row's maximum a logit may be when its weight is formed, errors included.
-    share: what the sink leaves, exp(lse) / (exp(lse) + exp(sink)). sink, sink_excess, sink_deficit: the
-    sink's own weight and errors; 0 without one. top: the maximum, the sink included. lse: sink excluded.
+    share: what the sink leaves, exp(lse) / (exp(lse) + exp(sink)); None without one. sink, sink_excess, sink_deficit:
+    the sink's own weight and errors; 0 without one. top: the maximum, the sink included. lse: sink excluded.
     """
 
+    size: Tensor
+    below: Tensor
+    exponential: Tensor
     exact: Tensor
-    integer: Tensor
+    all_exact: Tensor
+    integer: Tensor | None
     p: Tensor
     excess: Tensor
+    beneath: Tensor
     deficit: Tensor
     depth: Tensor
-    share: Tensor
+    share: Tensor | None
     sink: Tensor
     sink_excess: Tensor
     sink_deficit: Tensor
@@ -282,9 +318,13 @@ class Weights:
     lse: Tensor
     full_lse: Tensor
 
+    def left(self, x: Tensor) -> Tensor:
+        """x times what the sink leaves."""
+        return x if self.share is None else x * self.share
+
     @staticmethod
-    def of(rows: Rows, a: Arithmetic, s: Tensor, logit_error: Tensor) -> Weights:
-        no_weight = s == -math.inf
+    def of(rows: Rows, a: Arithmetic, logits: Logits) -> Weights:
+        s, no_weight, logit_error = logits.value, logits.absent, logits.error
         largest = s.amax(-1, keepdim=True)
         # Rows without any weight are exact, and left out by the caller: any finite number does.
         largest = largest.masked_fill(largest == -math.inf, 0.0)
@@ -296,46 +336,76 @@ class Weights:
         full_lse = lse if rows.sinks is None else torch.logaddexp(lse, rows.sinks)
         size = s.abs().masked_fill_(no_weight, 0.0)
         below = (top - s).masked_fill_(no_weight, 0.0)
-        error = exponential(size, below, top, logit_error, a)
-        peak = (s + logit_error).amax(-1, keepdim=True).sub_(largest)
-        exact = (size + below + logit_error + peak <= _NOTHING) & a.exact_at_zero
-        error.masked_fill_(exact, 0.0)
+        span = size + below
+        own = exponential(span, size, top, a)
+        error = of_exponential(own, logit_error, a)
+        if a.exact_at_zero:
+            peak = (s + logit_error).amax(-1, keepdim=True).sub_(largest)
+            exact = span.add_(logit_error).add_(peak) <= _NOTHING
+            error.masked_fill_(exact, 0.0)
+        else:
+            exact = torch.zeros_like(no_weight)
         highest = (s + error).amax(-1, keepdim=True).sub_(largest).clamp_(min=0.0)
         # What a weight is formed against: without the sink, unless that may come first.
-        first = largest if a.precision.sink_first is False else top
-        depth = (first - s).masked_fill_(no_weight, 0.0).add_(error).add_(highest)
-        error += (a.rescales * a.exp_error) * ~exact
-        error += _merge_error(size, below, top, full_lse, a)
+        late = rows.sinks is not None and a.precision.sink_first is False
+        depth = ((largest - s).masked_fill_(no_weight, 0.0) if late else below) + error
+        depth += highest
+        error += a.rescaling
+        error.masked_fill_(exact, 0.0)
+        if a.merges:
+            error += _merge_error(size, below, top, full_lse, a)
         error.masked_fill_(no_weight, 0.0)
-        sink = sink_error = torch.zeros_like(lse)
-        if rows.sinks is not None:
-            sink = (rows.sinks - full_lse).exp_()
-            size, below = rows.sinks.abs(), top - rows.sinks
-            sink_error = exponential(size, below, top, torch.zeros_like(sink), a)
-            sink_error = sink_error + a.rescales * a.exp_error + _merge_error(size, below, top, full_lse, a)
         all_exact = (exact | no_weight).all(-1, keepdim=True)
+        integers = math.isfinite(rows.values.levels) and _values_as_stored(rows, a)
+        excess = error.expm1().mul_(p)
+        beneath = error.neg_().expm1_().mul_(p)
+        share, sink, above, beneath = _sink(rows, a, lse, top, full_lse)
         return Weights(
+            size=size,
+            below=below,
+            exponential=own,
             exact=exact,
-            integer=all_exact & (a.count * rows.values.levels <= a.exact_integers) & _values_as_stored(rows, a),
+            all_exact=all_exact,
+            integer=all_exact & (a.count * rows.values.levels <= a.exact_integers) if integers else None,
             p=p,
-            excess=error.expm1().mul_(p),
-            deficit=error.neg_().expm1_().neg_().mul_(p),
+            excess=excess,
+            beneath=beneath,
+            deficit=-beneath.sum(-1, keepdim=True),
             depth=depth,
-            share=(lse - full_lse).exp_(),
+            share=share,
             sink=sink,
-            sink_excess=sink_error.expm1() * sink,
-            sink_deficit=-(-sink_error).expm1() * sink,
+            sink_excess=above,
+            sink_deficit=beneath,
             top=top,
             lse=lse,
             full_lse=full_lse,
         )
 
 
-def exponential(size: Tensor, below: Tensor, top: Tensor, logit_error: Tensor, a: Arithmetic) -> Tensor:
-    """Error of the logarithm of exp(s - top), formed in one step or in several, whose sizes add up."""
-    k = a.precision.exp_argument_roundings
-    error = (logit_error * 2).add_(size).add_(below).mul_(k * UNIT).add_(logit_error)
+def _sink(
+    rows: Rows, a: Arithmetic, lse: Tensor, top: Tensor, full_lse: Tensor
+) -> tuple[Tensor | None, Tensor, Tensor, Tensor]:
+    """share, sink, sink_excess, sink_deficit of `Weights`."""
+    if rows.sinks is None:
+        none = torch.zeros_like(lse)
+        return None, none, none, none
+    weight, size, below = (rows.sinks - full_lse).exp_(), rows.sinks.abs(), top - rows.sinks
+    error = exponential(size + below, size, top, a) + a.rescaling + _merge_error(size, below, top, full_lse, a)
+    return (lse - full_lse).exp_(), weight, error.expm1() * weight, -(-error).expm1() * weight
+
+
+def exponential(span: Tensor, size: Tensor, top: Tensor, a: Arithmetic) -> Tensor:
+    """Error of the logarithm of exp(s - top), formed in one step or in several, whose sizes add up, for exact logits.
+
+    span: of the sizes of s and of s - top.
+    """
+    error = span * (a.precision.exp_argument_roundings * UNIT)
     return error.add_(torch.maximum(size, top.abs()), alpha=2 * UNIT).add_(a.exp_error)
+
+
+def of_exponential(own: Tensor, logit_error: Tensor, a: Arithmetic) -> Tensor:
+    """The same for logits with an error. own: without."""
+    return torch.add(own, logit_error, alpha=1 + 2 * a.precision.exp_argument_roundings * UNIT)
 
 
 def _merge_error(size: Tensor, below: Tensor, top: Tensor, full_lse: Tensor, a: Arithmetic) -> Tensor | float:
@@ -366,17 +436,24 @@ def _p_rounding(weights: Weights, a: Arithmetic) -> Tensor:
         return torch.zeros((), dtype=torch.float64, device=weights.p.device)
     if p.p_scale > fmt.max * (1 + fmt.unit_roundoff / 2):
         return torch.full_like(weights.p, math.inf)
-    directed = 2.0 if p.p_rounding is Rounding.TOWARD_ZERO else 1.0
     depth = weights.depth + (weights.full_lse - weights.top) if p.p_normalised else weights.depth
     error = depth.exp().mul_(a.absolute(fmt) / p.p_scale)
-    error.clamp_(min=fmt.unit_roundoff).mul_(directed)
-    scale = torch.tensor(p.p_scale, dtype=torch.float64)
-    if not p.p_normalised and bool(widen(round_to(scale, fmt.dtype)) == scale):
+    error.clamp_(min=fmt.unit_roundoff)
+    if p.p_rounding is Rounding.TOWARD_ZERO:
+        error.mul_(2.0)
+    if not p.p_normalised and _is_held(p.p_scale, fmt.dtype):
         error.masked_fill_(weights.exact, 0.0)
         if p.p_rounding is Rounding.NEAREST_EVEN:
             error = torch.minimum(error, weights.depth.expm1())
     error.clamp_(max=1.0)
     return error if p.p_scale == 1 else error.add_(2 * UNIT)
+
+
+@cache
+def _is_held(number: float, dtype: torch.dtype) -> bool:
+    """Whether a dtype holds a number."""
+    exact = torch.tensor(number, dtype=torch.float64)
+    return bool(widen(round_to(exact, dtype)) == exact)
 
 
 @dataclass(frozen=True, eq=False)
@@ -385,7 +462,7 @@ class Sums:
 
     spread: sum of p (e^eps - 1) |v - o|. rounded, value_cast: what casting weights and values does to the numerator.
     size: sum of p e^eps (1 + eta) |v|. excess, deficit: of the weights. weight: sum of p e^eps (1 + eta).
-    common: what casting weights does to the denominator. o: with the sink.
+    common, lost: what casting weights adds to the denominator at most, and takes from it. o: with the sink.
     """
 
     spread: Tensor
@@ -396,75 +473,75 @@ class Sums:
     deficit: Tensor
     weight: Tensor
     common: Tensor
+    lost: Tensor
     out: Tensor
 
     @staticmethod
     def of(rows: Rows, weights: Weights, rounding: Tensor, a: Arithmetic) -> Sums:
         out, in_sum = rows.out, a.precision.row_sum_of_rounded_p
-        if a.p is None:
-            excess, plain = rows.values.sums(weights.excess, weights.p)
-            size, rounded, cast = plain.size + excess.size, torch.zeros_like(out), torch.zeros_like(excess.total)
-        else:
-            moved = (weights.p + weights.excess).mul_(rounding)
-            excess, plain, moving = rows.values.sums(weights.excess, weights.p, moved)
-            size, rounded, cast = plain.size + excess.size + moving.size, moving.size, moving.total
-            if in_sum is not False:
-                spread = moving.spread(out)
-                rounded = spread if in_sum else torch.maximum(spread, rounded)
-        weight = 1 + excess.total + cast
+        none = torch.zeros((), dtype=out.dtype, device=out.device)
+        moved = [] if a.p is None else [(weights.p + weights.excess).mul_(rounding)]
+        sums = rows.values.sums(weights.excess, weights.p, *moved)
+        spread, total = sums.spread(out), sums.total
+        size = sums.size.sum(1)
+        rounded, cast = (sums.size[:, 2], total[:, 2]) if moved else (none, none)
+        if moved and in_sum is not False:
+            rounded = spread[:, 2] if in_sum else torch.maximum(spread[:, 2], rounded)
+        lost = none
+        if moved and in_sum is not False:
+            # A weight that errs downward is cast with an error of what is left of it. A cast that errs by more than
+            # the weight, by float32's roundings of the scale, takes a little more.
+            kept = (weights.p + weights.beneath).mul_(rounding)
+            lost = torch.minimum(kept.sum(-1, keepdim=True).add_(cast, alpha=2.0**-22), cast)
+        weight = 1 + total[:, 0] + cast
         value_cast = _value_cast_error(rows, a, size, weight)
         return Sums(
-            spread=excess.spread(out),
+            spread=spread[:, 0],
             rounded=rounded,
             value_cast=value_cast,
-            size=size + value_cast,
-            excess=excess.total,
-            deficit=weights.deficit.sum(-1, keepdim=True),
+            size=size + value_cast if isinstance(value_cast, Tensor) else size,
+            excess=total[:, 0],
+            deficit=weights.deficit,
             weight=weight,
-            common=torch.zeros_like(cast) if in_sum is False else cast,
+            common=none if in_sum is False else cast,
+            lost=lost,
             out=out,
         )
 
 
-def _out_bound(rows: Rows, weights: Weights, sums: Sums, a: Arithmetic) -> Tensor:
+def _out_bound(rows: Rows, weights: Weights, sums: Sums, a: Arithmetic, lost: Tensor) -> Tensor:
     o = sums.out.abs()
-    numerator, denominator = _sum_errors(weights, a)
-    partial, partial_absolute = partial_rounding(rows, a)
-    linear = compound(numerator, partial)
-    denominator = denominator + normalisation(weights, a)
-    steps = rows.count * (a.rescales + 2) + sum(a.merges) + 8
-    underflow = a.tiny * steps * (1 + rows.reach) + partial_absolute * 2
-    error = (
-        weights.share * (sums.spread + sums.rounded + sums.value_cast + linear * sums.size) + weights.sink_excess * o
-    )
-    total = weights.share * sums.weight + weights.sink + weights.sink_excess
-    error = error + denominator * total * o + underflow
-    least = 1 - weights.share * (sums.deficit + sums.common) - weights.sink_deficit
-    least = least * (1 - denominator - a.tiny * steps)
-    return torch.where(least > 0, error / least, math.inf)
+    numerator, denominator = a.sum_errors(weights.integer)
+    linear = torch.as_tensor(compound(numerator, partial_rounding(rows, a)[0]))
+    if a.merges:
+        denominator = denominator + normalisation(weights, a)
+    total, deficit = weights.left(sums.weight), weights.left(sums.deficit + sums.lost)
+    error = torch.addcmul(sums.spread, sums.size, linear) + sums.rounded
+    if isinstance(sums.value_cast, Tensor):
+        error += sums.value_cast
+    error = weights.left(error)
+    if rows.sinks is not None:
+        total, deficit = total + weights.sink + weights.sink_excess, deficit + weights.sink_deficit
+        error = torch.addcmul(error, weights.sink_excess, o)
+    error = torch.addcmul(error, denominator * total, o).add_(lost)
+    least = (1 - deficit) * (1 - denominator - a.underflow)
+    return error.div_(least).masked_fill_(~(least > 0), math.inf)
 
 
-def _sum_errors(weights: Weights, a: Arithmetic) -> tuple[Tensor, Tensor]:
-    """Relative errors [m, r, 1] of accumulating numerators, and of the row sum."""
-    p = a.precision
-    levels = sum(a.merges) + MERGE * len(a.merges)
-    inexact = ~weights.integer
-    rescales = a.rescales * inexact
-    values = contraction(p.pv, a.count, a.rescales + 1).masked_fill(weights.integer, 0.0)
-    numerator = compound(values, gamma(2 * rescales + 1 + DIVISION + levels))
-    row_sum = gamma(a.count).masked_fill(weights.integer, 0.0)
-    if p.row_sum_of_rounded_p is not False:
-        # Rounded weights may be summed by the matrix unit, as one more column of the values.
-        row_sum = torch.maximum(row_sum, values)
-    return torch.as_tensor(numerator), torch.as_tensor(compound(row_sum, gamma(2 * rescales + MERGE + levels)))
+def underflow(rows: Rows, a: Arithmetic) -> Tensor:
+    """What underflow costs the numerator and partial results: [m, r, e]."""
+    lost = a.underflow * (1 + rows.reach)
+    return lost.add_(2 * partial_rounding(rows, a)[1]) if a.merges else lost
 
 
-def partial_rounding(rows: Rows, a: Arithmetic) -> tuple[Tensor, float]:
+def partial_rounding(rows: Rows, a: Arithmetic) -> tuple[Tensor | float, float]:
     """Relative error [m, r, e] of storing partial results, and the absolute one below the normal range.
 
     Magnitudes of partial results, weighted, add up to at most the sum of p |v|. A rank casts its result, and
     its share of the whole; the shares are added in any order.
     """
+    if not a.merges:
+        return 0.0, 0.0
     p = a.precision
     relative, absolute, largest = 0.0, 0.0, math.inf
     if p.max_splits > 1:
@@ -488,23 +565,32 @@ def normalisation(weights: Weights, a: Arithmetic) -> Tensor | float:
     return (level * len(a.merges)).expm1()
 
 
-def _lse_bound(weights: Weights, sums: Sums, a: Arithmetic, includes_sink: bool) -> Tensor:
+@dataclass(frozen=True, eq=False)
+class LogErrors:
+    """Of the log-sum-exp judged, [m, r, 1]: what underflow costs the row sum, relative to it; and the error of the
+    logarithm of the sum, and of adding the maximum to it.
+    """
+
+    underflow: Tensor
+    logarithm: Tensor
+
+    @staticmethod
+    def of(weights: Weights, lse: Tensor, a: Arithmetic) -> LogErrors:
+        above = weights.top - lse
+        size = torch.maximum(lse.abs(), weights.top.abs())
+        lost = above.exp().mul_(a.row_sum_underflow)
+        return LogErrors(lost, a.log_error(above.abs_()).add_(size, alpha=_LSE * UNIT))
+
+
+def _lse_bound(rows: Rows, weights: Weights, sums: Sums, a: Arithmetic, includes_sink: bool, log: LogErrors) -> Tensor:
     """[m, r, 1]. The logarithm of the sum's relative error, and the error of the logarithm itself."""
-    _, denominator = _sum_errors(weights, a)
-    lse = weights.full_lse if includes_sink else weights.lse
-    underflow = a.tiny * a.count * (a.rescales + 2) * (weights.top - lse).exp()
-    denominator = denominator + underflow
-    up, down = sums.excess + sums.common, sums.deficit + sums.common
-    if includes_sink:
-        up = weights.share * up + weights.sink_excess
-        down = weights.share * down + weights.sink_deficit
+    _, denominator = a.sum_errors(weights.integer)
+    denominator = denominator + log.underflow
+    up, down = sums.excess + sums.common, sums.deficit + sums.lost
+    if includes_sink and rows.sinks is not None:
+        up = weights.left(up) + weights.sink_excess
+        down = weights.left(down) + weights.sink_deficit
     above = up.log1p() + denominator.log1p()
     # log1p gives NaN beyond -1, which the caller reads as no bound.
     below = -(-down).log1p() - (-denominator).log1p()
-    return torch.maximum(above, below) + final_lse_error(weights, lse, a)
-
-
-def final_lse_error(weights: Weights, lse: Tensor, a: Arithmetic) -> Tensor:
-    """Error of the logarithm of the sum, and of adding the maximum to it."""
-    size = torch.maximum(lse.abs(), weights.top.abs())
-    return a.log_error((lse - weights.top).abs()) + size * (_LSE * UNIT)
+    return torch.maximum(above, below).add_(log.logarithm)

@@ -40,7 +40,7 @@ def explain(
     if confidence is None:
         shares = _shares(rows, precision, input_dtype, where, of_lse=dim is None)
     else:
-        arithmetic = Arithmetic(precision, input_dtype, rows.count)
+        arithmetic = Arithmetic(precision, input_dtype, rows.count, rows.q.device)
         found = bound_rows(rows, arithmetic, False, chance=True)
         model = Model.of(rows, found, arithmetic, confidence / math.sqrt(3))
         parts, like = (model.lse_parts(False), found.lse) if dim is None else (model.out_parts(), found.out)
@@ -53,7 +53,7 @@ def _shares(
 ) -> dict[str, float]:
     def bound(*fields: str) -> float:
         allowed = replace(_NOTHING, **{name: getattr(precision, name) for name in fields})
-        found = bound_rows(rows, Arithmetic(allowed, input_dtype, rows.count), False)
+        found = bound_rows(rows, Arithmetic(allowed, input_dtype, rows.count, rows.q.device), False)
         return float((found.lse if of_lse else found.out)[where])
 
     shares = {stage: bound(*own, *given) - bound(*given) for stage, (own, given) in _STAGES.items()}

@@ -37,6 +37,8 @@ STABLE = [
     "budget.worst_case.cost.cuda",
     "budget.probable.cost",
     "budget.probable.cost.cuda",
+    "budget.worst_case.launches",
+    "budget.probable.launches",
     "budget.tightness",
     "budget.detected",
     "emulator.vs_interpreter",

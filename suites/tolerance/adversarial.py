@@ -1,6 +1,6 @@
 """A search for inputs and correct kernels whose error comes as near to the probable bound as it can, or beyond.
 
-    python -m suites.tolerance.adversarial --time 60m --device cpu --seed 1 --out FILE
+    python -m suites.tolerance adversarial --time 8m --device cpu --seed 1 --jobs 8 --out FILE
 
 The bounds are the shipped ones: `budgets()` with its default confidence. A candidate is a short description of
 inputs and of one kernel of `believed_right.VARIANTS`: values that follow the logits, few distinct logits, maxima
@@ -17,6 +17,7 @@ from __future__ import annotations
 import json
 import math
 import sys
+import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
@@ -39,6 +40,7 @@ from suites.tolerance import variants
 from suites.tolerance.believed_right import FREE, VARIANTS, Variant, digest
 from suites.tolerance.files import read, write
 from suites.tolerance.trials import key_of
+from suites.tolerance.workers import parts_of, work
 
 SCHEMA = 1
 PATIENCE = 80
@@ -46,7 +48,7 @@ PATIENCE = 80
 _CHANCE = 0.8
 """Probable bounds below this share of the worst case are a matter of chance."""
 _KEPT = 20
-_EVERY_S = 15.0
+_EVERY_S = 5.0
 HEADS, DIM_V = 4, 8
 
 GENES: dict[str, tuple[Any, ...]] = {
@@ -321,11 +323,30 @@ class Search:
     counterexamples: list[dict[str, Any]]
     counted: int = 0
     """Candidates beyond the probable bound, of which the worst are kept."""
+    joined: int = 1
+    """Searches that this is the sum of: one goes on, a sum does not."""
 
     @staticmethod
     def new(device: str, seed: int, conspire: bool) -> Search:
         """A search that has tried nothing."""
         return Search(device, seed, conspire, 0, 0.0, {}, {}, [])
+
+    @staticmethod
+    def sum_of(searches: Sequence[Search]) -> Search:
+        """What several searches of one device and kind found together; the seed of the first."""
+        first = searches[0]
+        found = Search(first.device, first.seed, first.conspire, 0, 0.0, {}, {}, [], joined=0)
+        for one in searches:
+            found.joined += one.joined
+            found.evaluations += one.evaluations
+            found.seconds = round(found.seconds + one.seconds, 1)
+            found.counted += one.counted
+            for name, entry in one.best.items():
+                if entry["ratio"] > found.best.get(name, {"ratio": -1.0})["ratio"]:
+                    found.best[name] = entry
+            found.counterexamples += one.counterexamples
+        found.counterexamples = sorted(found.counterexamples, key=lambda e: -e["ratio"])[:_KEPT]
+        return found
 
     def step(self) -> None:
         """One candidate of the next variant in turn."""
@@ -359,12 +380,16 @@ class Search:
             self.seconds = round(before + now - start, 1)
             if now - told > _EVERY_S:
                 told = now
-                worst = max(entry["ratio"] for entry in self.best.values())
-                print(f"{self.evaluations} candidates, worst ratio {worst:.3g}", file=sys.stderr, flush=True)
+                print(self.line(), file=sys.stderr, flush=True)
                 if out is not None:
                     write(out, self.to_dict())
         if out is not None:
             write(out, self.to_dict())
+
+    def line(self) -> str:
+        """Where the search stands, in one line."""
+        worst = max((entry["ratio"] for entry in self.best.values()), default=0.0)
+        return f"{self.evaluations} candidates, {self.seconds} s, {self.counted} beyond, worst ratio {worst:.3g}"
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data."""
@@ -376,6 +401,7 @@ class Search:
         if plain.get("schema") != SCHEMA or plain.get("list") != digest():
             raise Stop(Exit.USAGE, "schema, list: this search is of another version or another list of kernels")
         names = {f.name for f in fields(Search)}
+        plain = {"joined": 1, **plain}
         if set(plain) != names | {"schema", "list"}:
             raise Stop(Exit.USAGE, f"search: allowed are the fields {', '.join(sorted(names))}")
         return Search(**{name: plain[name] for name in names})
@@ -391,6 +417,7 @@ def summary(search: Search) -> dict[str, Any]:
         "device": search.device,
         "seed": search.seed,
         "conspire": search.conspire,
+        "searches": search.joined,
         "candidates": search.evaluations,
         "seconds": search.seconds,
         "beyond_probable": search.counted,
@@ -406,12 +433,51 @@ def replay(entries: Sequence[Mapping[str, Any]], device: str) -> list[Score]:
     return [score(Candidate.from_dict(entry["candidate"]), device) for entry in entries]
 
 
+def _load(path: Path) -> Search:
+    try:
+        return Search.from_dict(read(path))
+    except Stop as error:
+        raise Stop(error.code, f"{path}: {str(error).removeprefix(f'{path}: ')}") from None
+
+
+def _in_processes(device: str, seed: int, conspire: bool, deadline: float, jobs: int, out: Path | None) -> Search:
+    """Searches of seeds of their own, each of which goes on from its file in `out`.parts; `out` is their sum."""
+    with tempfile.TemporaryDirectory() as scratch:
+        file = out or Path(scratch) / "adversarial.json"
+        kind = f"{device}-{'conspire' if conspire else 'chance'}"
+        seeds = [key_of("adversary", seed, i) >> 2 for i in range(jobs)]
+        parts = [parts_of(file) / f"{kind}-{seed}-{i}.json" for i in range(jobs)]
+        if file.exists() and not parts_of(file).exists():
+            raise Stop(Exit.USAGE, f"--out: {file} is there without its parts; name another file")
+
+        def collect() -> Search:
+            found = [_load(part) for part in sorted(parts_of(file).glob(f"{kind}-{seed}-*.json"))]
+            search = Search.sum_of(found) if found else Search.new(device, seed, conspire)
+            search.seed = seed
+            write(file, search.to_dict())
+            print(search.line(), file=sys.stderr, flush=True)
+            return search
+
+        command = ["-m", "suites.tolerance.adversarial", "--device", device, "--until", repr(deadline)]
+        command += ["--conspire"] if conspire else []
+        work(
+            [[*command, "--seed", str(own), "--out", str(part)] for own, part in zip(seeds, parts, strict=True)],
+            deadline,
+            collect,
+        )
+        if missing := [part.name for part in parts if not part.exists()]:
+            raise Stop(Exit.HARNESS, f"--jobs: no results of {', '.join(missing)}")
+        return collect()
+
+
 def adversarial(
     time_: Annotated[str, typer.Option("--time", help="How long, such as 90s or 60m.")] = "60m",
     device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",
     seed: Annotated[int, typer.Option(min=0, max=(1 << 62) - 1)] = 1,
     conspire: Annotated[bool, typer.Option(help="Values made of the errors of casts: see the module.")] = False,
+    jobs: Annotated[int, typer.Option(min=1, max=256, help="Processes, each with a search of its own.")] = 1,
     out: Annotated[Path | None, typer.Option(help="The search; one that exists goes on.")] = None,
+    until: Annotated[float | None, typer.Option(hidden=True)] = None,
 ) -> None:
     """Search for a correct kernel beyond the probable bound. Prints a summary as JSON."""
     try:
@@ -420,13 +486,15 @@ def adversarial(
         if device == "cuda" and not torch.cuda.is_available():
             raise Stop(Exit.NOTHING, "--device: cuda, but torch sees no GPU")
         seconds = duration("--time", time_)
-        torch.set_num_threads(1)
-        search = Search.new(device, seed, conspire)
-        if out is not None and out.exists():
-            search = Search.from_dict(read(out))
-            if (search.device, search.seed, search.conspire) != (device, seed, conspire):
-                raise Stop(Exit.USAGE, f"--out: {out} is a search of another device, seed or kind")
-        search.run(time.monotonic() + seconds, out)
+        deadline = time.monotonic() + seconds if until is None else until
+        if jobs > 1:
+            search = _in_processes(device, seed, conspire, deadline, jobs, out)
+        else:
+            torch.set_num_threads(1)
+            search = Search.new(device, seed, conspire) if out is None or not out.exists() else _load(out)
+            if (search.device, search.seed, search.conspire, search.joined) != (device, seed, conspire, 1):
+                raise Stop(Exit.USAGE, f"--out: {out} is a search of another device, seed or kind, or a sum of several")
+            search.run(deadline, out)
     except Expected as error:
         print(error, file=sys.stderr)
         raise typer.Exit(error.code if isinstance(error, Stop) else error.exit_code) from None

@@ -29,15 +29,16 @@ class Combination(NamedTuple):
 class Tally:
     """Counts that add up over cases, runs and machines.
 
-    elements: of out, and of those the vacuous ones. suspect: elements beyond the probable bound and within the
-    worst case. alarms: elements beyond a bound, by bound (probable, worst_case) and tensor (out, lse): all of them
-    false if the kernel is right. worst: of each case, its largest error over the probable bound. ratios: elements
-    by their error over it, in bins of a factor of sqrt(2); elements with an error of 0 are in none.
+    errors: cases that raised. elements: of out, and of those the vacuous ones. suspect: elements beyond the probable
+    bound and within the worst case. alarms: elements beyond a bound, by bound (probable, worst_case) and tensor (out,
+    lse): all of them false if the kernel is right. worst: of each case, its largest error over the probable bound.
+    ratios: elements by their error over it, in bins of a factor of sqrt(2); elements with an error of 0 are in none.
     """
 
     cases: int = 0
     vacuous_cases: int = 0
     suspect_cases: int = 0
+    errors: int = 0
     elements: int = 0
     vacuous: int = 0
     suspect: int = 0
@@ -116,6 +117,7 @@ _SUMMED = (
     "cases",
     "vacuous_cases",
     "suspect_cases",
+    "errors",
     "elements",
     "vacuous",
     "suspect",

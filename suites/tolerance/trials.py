@@ -55,6 +55,12 @@ _CHAIN = 8192
 """Steps that an emulated kernel may take over one context: they run one after the other."""
 _ATTEMPTS = 24
 """Draws before a combination counts as impossible."""
+_LONG = 8192
+"""Of classes that reach beyond, seven draws in eight are near the lower end: the time a case takes grows with it."""
+
+
+class Impossible(Exception):
+    """No case shows a combination. The message says why, of the last draw."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -183,18 +189,33 @@ def key_of(*parts: object) -> int:
 
 def draw_case(kernel: Kernel, combination: Combination, key: int, device: str) -> Case | None:
     """A case of the combination, a function of `key`; None if none of a few draws is possible."""
-    space = Space(kernel.declaration)
+    try:
+        return possible_case(kernel, combination, key, device)
+    except Impossible:
+        return None
+
+
+def possible_case(kernel: Kernel, combination: Combination, key: int, device: str) -> Case:
+    """The same. Raises `Impossible` where `draw_case` gives None."""
+    space, reason = Space(kernel.declaration), ""
     pins = {**kernel.pins, "probe": combination.probe, "requests": "one", "length": "any"}
     for attempt in range(_ATTEMPTS):
         chooser = CounterChooser(key, attempt, pins)
         try:
             case = sized(space.draw(chooser), kernel, combination, chooser, device)
-        except CaseError:
+        except CaseError as error:
+            reason = str(error)
             continue
         stored = kernel.pins["dtype"] if kernel.pins["kv_dtype"] == "same" else kernel.pins["kv_dtype"]
-        if case.kv_dtype == stored and unfit(case) is None and not _known_defect(kernel.declaration.name, case):
+        if case.kv_dtype != stored:
+            reason = f"the target takes no cache of {stored} there"
+        elif (why := unfit(case)) is not None:
+            reason = why
+        elif (defect := _known_defect(kernel.declaration.name, case)) is not None:
+            reason = f"known defect {defect}"
+        else:
             return case
-    return None
+    raise Impossible(reason)
 
 
 @cache
@@ -204,9 +225,12 @@ def _ledger() -> tuple[Defect, ...]:
     return tuple(d for d in built_in_ledger() if any(d.applies(engine, present) for engine in d.engines))
 
 
-def _known_defect(target: str, case: Case) -> bool:
-    """Whether the ledger says that the target gets this wrong: then nobody believes that it is right."""
-    return any(entry.matches(target, check, entry.diagnosis, case) for entry in _ledger() for check in entry.checks)
+def _known_defect(target: str, case: Case) -> str | None:
+    """The entry of the ledger that says that the target gets this wrong: then nobody believes that it is right."""
+    for entry in _ledger():
+        if any(entry.matches(target, check, entry.diagnosis, case) for check in entry.checks):
+            return entry.id
+    return None
 
 
 def sized(case: Case, kernel: Kernel, combination: Combination, chooser: CounterChooser, device: str) -> Case:
@@ -214,6 +238,9 @@ def sized(case: Case, kernel: Kernel, combination: Combination, chooser: Counter
     supports, decode = kernel.declaration.supports, case.operation is Operation.PAGED_DECODE
     low, high = CONTEXTS[combination.context]
     high = min(high, kernel.longest)
+    if kernel.variant and high > 2048:
+        # Products with the query cost least with short heads, and wide values need few rows.
+        case = replace(case, head_dim=min(supports.head_dims), v_head_dim=max(supports.v_head_dims))
     rows = -(-ELEMENTS // case.v_head_dim)
     kv_heads, group = case.num_kv_heads, case.group_size
     if high > 2048:
@@ -224,7 +251,10 @@ def sized(case: Case, kernel: Kernel, combination: Combination, chooser: Counter
     requests = max(1, min(-(-tokens // queries), min(_TOKENS[device], MAX_TOKENS) // max(1, high), 64))
     if not decode:
         queries = min(-(-tokens // requests), max(1, low // 2))
-    contexts = tuple(chooser.integer("context", low, high) for _ in range(requests))
+    top = high
+    if high > _LONG and chooser.integer("far", 0, 7):
+        top = min(high, low + (high - low) // 8)
+    contexts = tuple(chooser.integer("context", low, top) for _ in range(requests))
     window = case.window
     if window is not None and chooser.integer("window_far", 0, 2):
         window = chooser.integer("window", 1, max(1, high))

@@ -415,3 +415,19 @@ def test_the_default_precision_is_the_loosest_of_its_kind() -> None:
     case, dtype, _ = problem(8)
     default: Bounds = worst_case(case, input_dtype=dtype)
     assert bool((default.out >= worst_case(case, STRICT, input_dtype=dtype).out).all())
+
+
+@pytest.mark.parametrize(("in_sum", "most"), [(True, 0.2), (None, 10.0)])
+def test_one_key_has_a_bound_however_wrong_its_logit(in_sum: bool | None, most: float) -> None:
+    """Its weight cancels. With two keys it does not, and the bound says so."""
+    q, k = (torch.full((n, 1, 64), 0.9) for n in (1, 2))
+    v = torch.tensor([[[1.0]], [[-1.0]]])
+    precision = replace(STRICT, q_cast="e4m3fn", p_dtype="e4m3fn", p_scale=256.0, row_sum_of_rounded_p=in_sum)
+    bounds = [
+        worst_case(
+            Problem(q=q, k=k[:n] * 5, v=v[:n], q_lens=(1,), kv_lens=(n,), scale=0.25), precision, input_dtype="fp32"
+        )
+        for n in (1, 2)
+    ]
+    assert float(bounds[0].out) < most
+    assert float(bounds[1].out) > 1

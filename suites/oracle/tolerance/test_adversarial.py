@@ -43,6 +43,32 @@ def test_a_search_goes_on_where_it_ended() -> None:
     assert json.dumps(half.to_dict()) == json.dumps(whole.to_dict())
 
 
+def test_searches_add_up() -> None:
+    one, other = searched(40), Search.new("cpu", 5, False)
+    for _ in range(30):
+        other.step()
+    both = Search.from_dict(json.loads(json.dumps(Search.sum_of([one, other]).to_dict())))
+    assert (both.evaluations, both.joined, both.seed) == (70, 2, one.seed)
+    for name, entry in both.best.items():
+        assert entry["ratio"] == max(s.best[name]["ratio"] for s in (one, other) if name in s.best)
+    assert set(both.best) == set(one.best) | set(other.best)
+
+
+@pytest.mark.slow
+def test_several_processes_search_and_go_on(tmp_path: Path) -> None:
+    out = tmp_path / "a.json"
+    options = ["adversarial", "--jobs", "2", "--seed", "4", "--out", str(out), "--time"]
+    assert CliRunner().invoke(app, [*options, "40s"]).exit_code == Exit.CLEAN
+    first = Search.from_dict(json.loads(out.read_text()))
+    assert first.joined == 2
+    assert first.evaluations > 0
+    assert CliRunner().invoke(app, [*options, "30s"]).exit_code == Exit.CLEAN
+    assert json.loads(out.read_text())["evaluations"] >= first.evaluations
+    alone = CliRunner().invoke(app, ["adversarial", "--seed", "4", "--out", str(out), "--time", "1s"])
+    assert alone.exit_code == Exit.USAGE
+    assert "sum of several" in alone.output
+
+
 def test_climbs_never_descend() -> None:
     search, seen = Search.new("cpu", 3, False), {}
     for _ in range(5 * len(VARIANTS)):
