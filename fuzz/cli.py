@@ -193,6 +193,23 @@ def fuzz(
     run_search(campaign, prepared, out, resume, as_json, replay_options(engine, modules or ()))
 
 
+stores = typer.Typer(help="What is done with the stores of searches.", no_args_is_help=True)
+app.add_typer(stores, name="store")
+
+
+@stores.command(name="merge")
+def merge_stores(
+    folders: Annotated[list[Path], typer.Argument(metavar="DIR...", help="Folders that hold a store.")],
+    out: Annotated[Path, typer.Option(metavar="DIR", help="Where the joined store and its findings go.")],
+    modules: Modules = None,
+    as_json: Json = False,
+) -> None:
+    """Join the stores of a search's shards into one, and say what they found together."""
+    from fuzz.store_command import run_merge
+
+    run_merge(folders, out, tuple(modules or ()), as_json)
+
+
 @app.command(name="compile")
 def compile_kernels(
     patterns: Annotated[list[str] | None, typer.Argument(metavar="[T]...", help="Globs over target names.")] = None,

@@ -48,14 +48,14 @@ class Seen:
     reached: frozenset[str] = frozenset()
 
 
-def seen_of(result: CaseResult) -> Seen:
-    """Read a result. One of a case that our own code failed on has not run."""
-    ratio = result.worst_ratio
+def seen_of(result: CaseResult, recorded: frozenset[str] = frozenset()) -> Seen:
+    """Read a result, and what was ``recorded`` of what its kernels reached."""
+    ratio, coverage = result.worst_ratio, result.coverage or {}
     return Seen(
         ran=result.verdict is not Verdict.UNSUPPORTED,
         failed=result.verdict.is_finding,
         margin=0 if ratio is None else sum(ratio >= limit for limit in MARGINS),
-        reached=frozenset() if result.coverage is None else frozenset(reached(result.coverage)),
+        reached=recorded.union(reached(coverage)),
     )
 
 

@@ -7,21 +7,23 @@ from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
-from fuzz.campaign.finding import Finding
-from fuzz.campaign.rounds import Shard
+from fuzz.campaign.rounds import WHOLE, Closed, Shard
 from fuzz.campaign.run import Campaign, HarnessError, Outcome, Recorded
-from fuzz.campaign.store import CampaignRow, Found, Key, Result, Store, StoreError, writer
+from fuzz.campaign.store import CampaignRow, Found, Key, Result, Round, Store, StoreError, writer
 from fuzz.case import Case, case_from_dict
 from fuzz.check.result import CaseResult
 from fuzz.errors import Exit
+
+_OF_VERSIONS = {"versions", "targets", "ledger"}
+"""Settings that may change with the versions of what is tested."""
 
 
 class Journal:
     """Records a campaign in a store. Open one by ``start``; use it as the campaign's ``record``."""
 
-    def __init__(self, store: Store, campaign: int) -> None:
+    def __init__(self, store: Store, campaign: int, shard: Shard = WHOLE) -> None:
         self.store = store
-        self._campaign = campaign
+        self._campaign, self._shard = campaign, shard
         self._night = store.begin_night(campaign)
 
     def __call__(self, recorded: Recorded) -> None:
@@ -36,8 +38,16 @@ class Journal:
             _plain(outcome.result),
             {phase: round(spent, 6) for phase, spent in outcome.seconds.items()},
             None if outcome.harness is None else outcome.harness.to_dict(),
+            recorded.new,
         )
-        self.store.add(self._campaign, row, [_found(finding) for finding in recorded.found])
+        found = [Found(finding.fault, finding.size, finding.to_dict()) for finding in recorded.found]
+        self.store.add(self._campaign, row, found, self._round(recorded.closed))
+
+    def _round(self, closed: Closed | None) -> Round | None:
+        if closed is None:
+            return None
+        corpus = {entry.index: list(entry.reasons) for entry in closed.entries}
+        return Round(closed.target, closed.round, self._shard.number, closed.cases, corpus)
 
     def end(self, report: Mapping[str, Any], interrupted: bool) -> None:
         """Note the night's end, and its report."""
@@ -60,12 +70,12 @@ def start(folder: Path, campaign: Campaign, resume: bool) -> tuple[Journal, str]
             told = f"{store.path}: nothing to resume, a new run begins" if resume else ""
             return _open(store, store.begin(settings), campaign), told
         changed = [name for name in settings if settings[name] != last.settings.get(name)]
-        if changed == ["versions"]:
-            told = f"{store.path}: {_difference(last.settings, settings, 'versions')}: a new run begins"
+        if "versions" in changed and set(changed) <= _OF_VERSIONS:
+            told = f"{store.path}: {difference(last.settings, settings, 'versions')}: a new run begins"
             return _open(store, store.begin(settings), campaign), told
         if changed:
-            difference = _difference(last.settings, settings, changed[0])
-            raise StoreError(Exit.USAGE, f"--resume: {difference}; give the same as before, or another --out")
+            what = difference(last.settings, settings, changed[0])
+            raise StoreError(Exit.USAGE, f"--resume: {what}; give the same as before, or another --out")
         restored = restore(store, last.id, campaign)
         return _open(store, last.id, campaign), f"{store.path}: goes on after {restored} cases"
     except BaseException:
@@ -74,7 +84,7 @@ def start(folder: Path, campaign: Campaign, resume: bool) -> tuple[Journal, str]
 
 
 def _open(store: Store, campaign_id: int, campaign: Campaign) -> Journal:
-    campaign.record = journal = Journal(store, campaign_id)
+    campaign.record = journal = Journal(store, campaign_id, campaign.shard)
     return journal
 
 
@@ -112,7 +122,7 @@ def restore(store: Store, campaign_id: int, campaign: Campaign) -> int:
                 where = f"{name}, round {row.key.round}, case {row.key.index}"
                 reason = "this release draws another case there; give another --out"
                 raise StoreError(Exit.USAGE, f"--resume: {store.path}: {where}: {reason}")
-            campaign.take(ask, outcome_of_row(row, case))
+            campaign.take(ask, outcome_of_row(row, case), row.reached)
             count += 1
     campaign.record = record
     return count
@@ -136,10 +146,6 @@ def _plain(result: CaseResult) -> dict[str, Any]:
     return plain
 
 
-def _found(finding: Finding) -> Found:
-    return Found(finding.fault, finding.size, finding.to_dict())
-
-
 def _digest(data: Any) -> str:
     return blake2b(repr(data).encode(), digest_size=6).hexdigest()
 
@@ -149,7 +155,7 @@ def _unfinished(folder: Path, last: CampaignRow) -> str:
     return f"--out {folder}: holds {what}: --resume goes on with it, another --out begins anew"
 
 
-def _difference(before: Mapping[str, Any], now: Mapping[str, Any], name: str) -> str:
+def difference(before: Mapping[str, Any], now: Mapping[str, Any], name: str) -> str:
     """One line: what differs in an entry of the settings."""
     old, new = before.get(name), now[name]
     if name == "versions" and isinstance(old, Mapping):

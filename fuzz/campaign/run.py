@@ -26,6 +26,9 @@ from oracle.verdict import Verdict
 
 PHASES = ("generate", "kernel", "oracle", "checks")
 
+SAMPLED_EVERY = 4
+"""Of so many cases, one says what its kernels reached."""
+
 MOST_HARNESS_ERRORS = 10
 """After so many failures of our own code a campaign stops: the rest would say nothing new."""
 
@@ -276,9 +279,12 @@ class Campaign:
             if len(self.harness_errors) >= MOST_HARNESS_ERRORS:
                 return
 
-    def take(self, ask: Ask, outcome: Outcome) -> None:
-        """What came of a case: to the search, to the record, to the count."""
-        search, seen = self.searches[ask.target], seen_of(outcome.result)
+    def take(self, ask: Ask, outcome: Outcome, reached: frozenset[str] = frozenset()) -> None:
+        """What came of a case: to the search, to the record, to the count.
+
+        ``reached`` is what a recorded outcome, which is without coverage, said of it.
+        """
+        search, seen = self.searches[ask.target], seen_of(outcome.result, reached)
         new = seen.reached - search.corpus.reached
         closed = search.note(ask, seen)
         found = self._findings(outcome)
@@ -321,7 +327,11 @@ class Campaign:
             asked[name] += 1
             ask = self.searches[name].next()
             out.append(ask)
-            yield Request(name, ask.case, self.settings.coverage)
+            yield Request(name, ask.case, self.settings.coverage or self._is_sampled(ask))
+
+    def _is_sampled(self, ask: Ask) -> bool:
+        """Whether to look at what the kernels reach: of every fourth case, as it costs up to a quarter of a case."""
+        return self.settings.engine is Engine.EMULATOR and ask.index // self.shard.of % SAMPLED_EVERY == 0
 
     def _is_enough(self, place: int) -> bool:
         return self.cases is not None and place >= self.cases

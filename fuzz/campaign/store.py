@@ -104,7 +104,40 @@ def _to_1(connection: sqlite3.Connection) -> None:
     )
 
 
-MIGRATIONS: tuple[Callable[[sqlite3.Connection], None], ...] = (_to_1,)
+def _to_2(connection: sqlite3.Connection) -> None:
+    """What kernels reached, and the rounds with the corpus that they made."""
+    connection.execute(
+        """CREATE TABLE reached (
+            campaign INTEGER NOT NULL,
+            target TEXT NOT NULL,
+            round INTEGER NOT NULL,
+            idx INTEGER NOT NULL,
+            what TEXT NOT NULL,
+            PRIMARY KEY (campaign, target, round, idx, what),
+            FOREIGN KEY (campaign, target, round, idx) REFERENCES results) WITHOUT ROWID"""
+    )
+    connection.execute(
+        """CREATE TABLE rounds (
+            campaign INTEGER NOT NULL REFERENCES campaigns (id),
+            target TEXT NOT NULL,
+            round INTEGER NOT NULL,
+            shard INTEGER NOT NULL,
+            cases INTEGER NOT NULL,
+            PRIMARY KEY (campaign, target, round, shard)) WITHOUT ROWID"""
+    )
+    connection.execute(
+        """CREATE TABLE corpus (
+            campaign INTEGER NOT NULL,
+            target TEXT NOT NULL,
+            round INTEGER NOT NULL,
+            idx INTEGER NOT NULL,
+            reason TEXT NOT NULL,
+            PRIMARY KEY (campaign, target, round, idx, reason),
+            FOREIGN KEY (campaign, target, round, idx) REFERENCES results) WITHOUT ROWID"""
+    )
+
+
+MIGRATIONS: tuple[Callable[[sqlite3.Connection], None], ...] = (_to_1, _to_2)
 """Step i makes schema i + 1 out of schema i. A schema that was released is never changed, only migrated."""
 
 SCHEMA = len(MIGRATIONS)
@@ -126,7 +159,8 @@ class Key:
 class Result:
     """One case of a campaign. ``case``, ``result``, ``seconds`` and ``harness`` are plain data of their classes.
 
-    ``verdict`` is None where our own code failed: then ``harness`` says how.
+    ``verdict`` is None where our own code failed: then ``harness`` says how. ``reached``: what its kernels reached
+    and none had reached when its round began.
     """
 
     key: Key
@@ -137,6 +171,18 @@ class Result:
     result: Mapping[str, Any]
     seconds: Mapping[str, float]
     harness: Mapping[str, Any] | None
+    reached: frozenset[str] = frozenset()
+
+
+@dataclass(frozen=True)
+class Round:
+    """A shard's part of a round that has all its results: how many, and by index why cases entered the corpus."""
+
+    target: str
+    round: int
+    shard: int
+    cases: int
+    corpus: Mapping[int, Sequence[str]]
 
 
 @dataclass(frozen=True)
@@ -200,7 +246,7 @@ class Store:
     def __init__(self, folder: Path, connection: sqlite3.Connection, lock: int | None) -> None:
         self.folder = folder
         self.path = folder / FILE
-        self._connection = connection
+        self.connection = connection
         self._lock = lock
 
     def __enter__(self) -> Store:
@@ -213,7 +259,7 @@ class Store:
 
     def close(self) -> None:
         """Close the file. What was recorded is on disk already."""
-        self._connection.close()
+        self.connection.close()
         if self._lock is not None:
             os.close(self._lock)
             self._lock = None
@@ -271,26 +317,50 @@ class Store:
 
     # --------------------------------------------------------------- results
 
-    def add(self, campaign: int, result: Result, found: Sequence[Found]) -> None:
-        """Record a case with its findings. Raises ``StoreError`` if the case has a result already."""
+    def add(self, campaign: int, result: Result, found: Sequence[Found], closed: Round | None = None) -> None:
+        """Record a case with its findings, and the round if this was its last case. A case can have one result."""
         with self._transaction() as connection:
             _insert_result(connection, campaign, result)
             for finding in found:
                 _insert_finding(connection, campaign, result.key, finding)
+            if closed is not None:
+                _insert_round(connection, campaign, closed)
 
     def results(self, campaign: int, target: str | None = None) -> Iterator[Result]:
         """The results of a campaign by target, round and index."""
         where, values = ("", (campaign,)) if target is None else (" AND target = ?", (campaign, target))
+        reached = self._reached(campaign)
         sql = (
             'SELECT target, round, idx, origin, "case", verdict, worst_ratio, result, seconds, harness'
             f" FROM results WHERE campaign = ?{where} ORDER BY target, round, idx"
         )
         with told(self.path):
-            for name, round_, index, origin, case, verdict, ratio, result, seconds, harness in self._connection.execute(
+            for name, round_, index, origin, case, verdict, ratio, result, seconds, harness in self.connection.execute(
                 sql, values
             ):
                 key = Key(name, round_, index)
-                yield Result(key, origin, _dict(case), verdict, ratio, _dict(result), _dict(seconds), _data(harness))
+                plain = _dict(case), verdict, ratio, _dict(result), _dict(seconds), _data(harness)
+                yield Result(key, origin, *plain, frozenset(reached.get(key, ())))
+
+    def _reached(self, campaign: int) -> dict[Key, set[str]]:
+        found: dict[Key, set[str]] = {}
+        for *key, what in self._read("SELECT target, round, idx, what FROM reached WHERE campaign = ?", (campaign,)):
+            found.setdefault(Key(*key), set()).add(what)
+        return found
+
+    def rounds(self, campaign: int) -> list[Round]:
+        """The rounds of a campaign that have all their results, by target, round and shard."""
+        entries = self._read("SELECT target, round, idx, reason FROM corpus WHERE campaign = ?", (campaign,))
+        (settings,) = self._read("SELECT settings FROM campaigns WHERE id = ?", (campaign,))[0]
+        shards = json.loads(settings)["shards"]
+        corpus: dict[tuple[str, int, int], dict[int, list[str]]] = {}
+        for target, round_, index, reason in entries:
+            corpus.setdefault((target, round_, index % shards + 1), {}).setdefault(index, []).append(reason)
+        rows = self._read(
+            "SELECT target, round, shard, cases FROM rounds WHERE campaign = ? ORDER BY target, round, shard",
+            (campaign,),
+        )
+        return [Round(name, i, shard, cases, corpus.get((name, i, shard), {})) for name, i, shard, cases in rows]
 
     def findings(self, campaign: int) -> list[FindingRow]:
         """One row a fault, in the order in which their smallest cases were asked for."""
@@ -328,12 +398,12 @@ class Store:
 
     @contextmanager
     def _transaction(self) -> Iterator[sqlite3.Connection]:
-        with told(self.path), transaction(self._connection):
-            yield self._connection
+        with told(self.path), transaction(self.connection):
+            yield self.connection
 
     def _read(self, sql: str, values: Sequence[Any] = ()) -> list[Any]:
         with told(self.path):
-            return self._connection.execute(sql, values).fetchall()
+            return self.connection.execute(sql, values).fetchall()
 
 
 def _insert_result(connection: sqlite3.Connection, campaign: int, row: Result) -> None:
@@ -344,6 +414,21 @@ def _insert_result(connection: sqlite3.Connection, campaign: int, row: Result) -
             *(row.verdict, row.worst_ratio, _text(row.result), _text(row.seconds)),
             None if row.harness is None else _text(row.harness),
         ),
+    )
+
+    connection.executemany(
+        "INSERT INTO reached VALUES (?, ?, ?, ?, ?)",
+        [(campaign, row.key.target, row.key.round, row.key.index, what) for what in sorted(row.reached)],
+    )
+
+
+def _insert_round(connection: sqlite3.Connection, campaign: int, row: Round) -> None:
+    connection.execute(
+        "INSERT INTO rounds VALUES (?, ?, ?, ?, ?)", (campaign, row.target, row.round, row.shard, row.cases)
+    )
+    connection.executemany(
+        "INSERT INTO corpus VALUES (?, ?, ?, ?, ?)",
+        [(campaign, row.target, row.round, i, reason) for i, reasons in row.corpus.items() for reason in reasons],
     )
 
 
@@ -390,7 +475,8 @@ def writer(folder: Path, busy_s: float = BUSY_S) -> Store:
     lock = _locked(folder)
     try:
         with told(path):
-            connection = sqlite3.connect(path, timeout=busy_s, isolation_level=None)
+            # As a URI, so that others can be attached as such.
+            connection = sqlite3.connect(_uri(path, ""), uri=True, timeout=busy_s, isolation_level=None)
         try:
             with told(path):
                 _prepare(connection, path)
@@ -408,10 +494,8 @@ def reader(folder: Path) -> Store:
     path = folder / FILE
     if not path.is_file():
         raise StoreError(Exit.USAGE, f"{path}: there is no store")
-    # Reading a write-ahead log needs a file beside it; where none can be made, nobody writes either.
-    options = "mode=ro" if os.access(folder, os.W_OK) else "mode=ro&immutable=1"
     with told(path):
-        connection = sqlite3.connect(f"{path.resolve().as_uri()}?{options}", uri=True, isolation_level=None)
+        connection = sqlite3.connect(read_only(path), uri=True, isolation_level=None)
     try:
         with told(path):
             connection.execute(f"PRAGMA busy_timeout = {int(BUSY_S * 1000)}")
@@ -423,6 +507,16 @@ def reader(folder: Path) -> Store:
         connection.close()
         raise
     return Store(folder, connection, None)
+
+
+def read_only(path: Path) -> str:
+    """The URI that opens a store to read it."""
+    # Reading a write-ahead log needs a file beside it; where none can be made, nobody writes either.
+    return _uri(path, "?mode=ro" if os.access(path.parent, os.W_OK) else "?mode=ro&immutable=1")
+
+
+def _uri(path: Path, options: str) -> str:
+    return path.resolve().as_uri() + options
 
 
 def _locked(folder: Path) -> int:
