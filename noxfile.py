@@ -35,6 +35,7 @@ SGLANG = "sglang==0.5.15"  # its kernels' source; its dependencies (a whole serv
 PROJECT = nox.project.load_toml("pyproject.toml")["project"]
 DEPENDENCIES = [name for name in PROJECT["dependencies"] if not name.startswith("torch")]
 DEV = PROJECT["optional-dependencies"]["dev"]
+DOCS = PROJECT["optional-dependencies"]["docs"]
 
 # What a Python has to offer, without importing torch: that takes seconds.
 PROBE = """
@@ -223,9 +224,10 @@ def tests(session: nox.Session) -> None:
 
 @nox.session
 def docs(session: nox.Session) -> None:
-    """Links resolve and the CLI reference is that of the code. A built site comes with a later version."""
-    box = prepare(session)
+    """Links resolve, the CLI reference is that of the code, and the site builds, into site/."""
+    box = prepare(session, *DOCS)
     box.run(".ci/check_docs.py")
+    box.run("-m", "mkdocs", "build", "--quiet", "--site-dir", "site", NO_MKDOCS_2_WARNING="1")
 
 
 @nox.session

@@ -9,15 +9,10 @@ from fnmatch import fnmatchcase
 from functools import partial
 
 from fuzz import engine as engines
-from fuzz.bench import budget, campaign, emulator, oracle, plugin
+from fuzz.bench import budget, campaign, emulator, naive, oracle, plugin
 from fuzz.bench import report as names
 from fuzz.bench.report import NAMES, BenchReport, Figure, NotMeasured, UnknownFigure
 from oracle.kinds import Engine
-
-NOT_YET = {
-    names.FUZZ_CPU: "the naive loop to compare with is not written yet",
-    names.FUZZ_CUDA: "the naive loop to compare with is not written yet",
-}
 
 Measure = Callable[[], Figure]
 
@@ -60,8 +55,6 @@ def select(only: Sequence[str]) -> list[str]:
 
 def measure(name: str, engine: Engine) -> Figure:
     """One figure. Raises NotMeasured with the reason."""
-    if name in NOT_YET:
-        raise NotMeasured(NOT_YET[name])
     if name in _ON_GPU:
         if engine is Engine.EMULATOR:
             raise NotMeasured("needs a GPU: --engine cuda or hip")
@@ -77,6 +70,7 @@ _ON_CPU: dict[str, Measure] = {
     names.DETECTED: budget.detected,
     names.INTERPRETER: emulator.vs_interpreter,
     names.BATCHED: emulator.batched_vs_serial,
+    names.FUZZ_CPU: naive.cpu_vs_naive,
     names.PLUGIN: plugin.import_ms,
 }
 _ON_GPU: dict[str, Measure] = {
@@ -85,4 +79,5 @@ _ON_GPU: dict[str, Measure] = {
     names.ORACLE_MEMORY: oracle.cuda_memory_vs_sdpa,
     names.WORST_CASE_CUDA: partial(budget.worst_case_cost, "cuda"),
     names.PROBABLE_CUDA: partial(budget.probable_cost, "cuda"),
+    names.FUZZ_CUDA: naive.cuda_vs_naive,
 }

@@ -11,6 +11,7 @@ import torch
 
 import fuzz.bench.budget as budget_figures
 import fuzz.bench.emulator as emulator_figures
+import fuzz.bench.naive as naive_figures
 import fuzz.bench.oracle as oracle_figures
 import fuzz.bench.plugin as plugin_figure
 import fuzz.bench.run as run_room
@@ -55,8 +56,8 @@ def test_names_are_those_that_users_know() -> None:
     assert sorted(NAMES) == sorted(STABLE)
 
 
-def test_every_name_has_one_measure_or_one_reason() -> None:
-    known = [*run_room.NOT_YET, *run_room._ON_CPU, *run_room._ON_GPU, "fuzz.overhead"]
+def test_every_name_has_one_measure() -> None:
+    known = [*run_room._ON_CPU, *run_room._ON_GPU, "fuzz.overhead"]
     assert sorted(known) == sorted(NAMES)
 
 
@@ -92,7 +93,7 @@ def test_globs_select_figures() -> None:
         select(["oracle.*", "oracle.gpu"])
 
 
-@pytest.mark.parametrize("name", [*run_room.NOT_YET, *run_room._ON_GPU])
+@pytest.mark.parametrize("name", list(run_room._ON_GPU))
 def test_what_cannot_be_had_on_the_emulator_has_a_reason(name: str) -> None:
     with pytest.raises(NotMeasured, match=r".{10}"):
         measure(name, Engine.EMULATOR)
@@ -225,6 +226,33 @@ def test_without_triton_there_is_no_interpreter(monkeypatch: pytest.MonkeyPatch)
         emulator_figures.vs_interpreter()
 
 
+@pytest.fixture
+def looped(monkeypatch: pytest.MonkeyPatch) -> dict[str, object]:
+    """What the loop is said to have done, for a figure to compare with."""
+    case = fixed.case_of("sglang.shuffle_5d.gather").to_dict()
+    said: dict[str, object] = {"ran": [("sglang.shuffle_5d.gather", case, 3.0, 4.0)] * 2, "raised": []}
+    monkeypatch.setattr(naive_figures, "_check", lambda engine: None)
+    monkeypatch.setattr(naive_figures, "_loop", lambda engine, cases: said)
+    monkeypatch.setattr(naive_figures, "_campaign", lambda ran, engine, jobs: len(ran) / 2)
+    return said
+
+
+def test_a_campaign_is_compared_with_the_loop_over_what_the_loop_ran(looped: dict[str, object]) -> None:
+    looped["raised"] = ["ValueError: odd"]
+    found = naive_figures.cpu_vs_naive()
+    assert found.value == 8.0
+    assert "the same 2 cases" in found.against
+    assert found.detail.endswith(
+        "6 s of it in calls; 1 left out, on which the loop's calls raise, the first: ValueError: odd"
+    )
+
+
+def test_a_loop_that_only_raises_is_no_figure(looped: dict[str, object]) -> None:
+    looped |= {"ran": [], "raised": ["ValueError: odd"]}
+    with pytest.raises(NotMeasured, match="every call of the loop raised; the first: ValueError: odd"):
+        naive_figures.cpu_vs_naive()
+
+
 def test_the_plugin_imports_no_torch(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(plugin_figure, "STARTS", 1)
     found = plugin_figure.import_ms()
@@ -233,6 +261,6 @@ def test_the_plugin_imports_no_torch(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["emulator.batched_vs_serial", "fuzz.overhead"])
+@pytest.mark.parametrize("name", ["emulator.batched_vs_serial", "fuzz.cpu.vs_naive", "fuzz.overhead"])
 def test_measured_in_processes_of_their_own(name: str) -> None:
     assert measure(name, Engine.EMULATOR).value > 0

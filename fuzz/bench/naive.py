@@ -1,0 +1,177 @@
+"""Cases a second of a campaign, beside the loop that one would write first: make a case, run the kernel, compare.
+
+The loop is one process and does one thing after the other. It calls the kernel once for each case and compares with
+a fixed tolerance; a campaign calls it three times and more, and checks memory, poison and relations too. Both take the
+first cases of the same plans, and both start from an empty cache of compiled kernels.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from fuzz import engine as engines
+from fuzz import registry
+from fuzz.bench.report import FUZZ_CPU, FUZZ_CUDA, Figure, NotMeasured
+from fuzz.buffers import Poison
+from fuzz.call import call
+from fuzz.campaign.run import Campaign, Settings, open_pool, run_cases
+from fuzz.case import Case, case_from_dict
+from fuzz.engine import loader
+from fuzz.engine.emulator.facade import H200
+from fuzz.instance import build
+from fuzz.plan import Plan
+from fuzz.space import Space
+from oracle.attention import solve
+from oracle.declare import Declaration
+from oracle.kinds import Engine
+
+TARGETS = ("sglang.triton.decode_grouped", "sglang.triton.extend_with_lse", "sglang.shuffle_5d.gather")
+WARM_UP = "torch.sdpa_with_lse"
+CPU_CASES = 8
+GPU_CASES = 12
+SEED = 6
+MOST_TOKENS = 600
+CACHE = "TRITON_CACHE_DIR"
+
+
+def cpu_vs_naive() -> Figure:
+    """On the CPU: our emulator in as many workers as there are cores, against Triton's interpreter."""
+    return _figure(FUZZ_CPU, Engine.EMULATOR, CPU_CASES, len(os.sched_getaffinity(0)), "TRITON_INTERPRET=1")
+
+
+def cuda_vs_naive() -> Figure:
+    """On a GPU: eight workers at most, whose compilations overlap."""
+    jobs = min(len(os.sched_getaffinity(0)), 8)
+    return _figure(FUZZ_CUDA, engines.detect(), GPU_CASES, jobs, "compiled kernels")
+
+
+def _figure(name: str, engine: Engine, cases: int, jobs: int, way: str) -> Figure:
+    _check(engine)
+    with _empty_cache():
+        loop = _loop(engine, cases)
+    ran, raised = loop["ran"], loop["raised"]
+    if not ran:
+        raise NotMeasured(f"every call of the loop raised; the first: {raised[0]}")
+    with _empty_cache():
+        ours = _campaign(ran, engine, jobs)
+    kernel = sum(seconds for _, _, seconds, _ in ran)
+    whole = sum(seconds for _, _, _, seconds in ran)
+    left_out = f"; {len(raised)} left out, on which the loop's calls raise, the first: {raised[0]}" if raised else ""
+    return Figure(
+        name,
+        whole / ours,
+        "times",
+        f"a loop over the same {len(ran)} cases of {', '.join(TARGETS)}, {way}, one after the other",
+        True,
+        f"{jobs} workers {ours:.3g} s, the loop {whole:.3g} s, {kernel:.3g} s of it in calls{left_out}",
+    )
+
+
+def _check(engine: Engine) -> None:
+    if importlib.util.find_spec("triton") is None:
+        raise NotMeasured("triton is not installed, and the loop runs the kernels with it")
+    known = registry.load()
+    for name in TARGETS:
+        reason = registry.why_not(known[name], engine)
+        if reason is not None:
+            raise NotMeasured(f"{name}: {reason}")
+
+
+@contextmanager
+def _empty_cache() -> Iterator[None]:
+    before = os.environ.get(CACHE)
+    with tempfile.TemporaryDirectory() as folder:
+        os.environ[CACHE] = folder
+        try:
+            yield
+        finally:
+            if before is None:
+                del os.environ[CACHE]
+            else:
+                os.environ[CACHE] = before
+
+
+def _campaign(ran: Sequence[Sequence[Any]], engine: Engine, jobs: int) -> float:
+    """Wall seconds; the workers are there before, as they are for all but the first seconds of a campaign."""
+    settings = Settings(engine=engine, seed=SEED, jobs=jobs)
+    known = registry.load()
+    with open_pool(settings) as pool:
+        # No kernel of Triton's: the cache stays empty.
+        Campaign([known[WARM_UP]], settings, cases=2 * jobs, time_s=None).run(pool)
+        requests = [(name, case_from_dict(case)) for name, case, _, _ in ran]
+        start = time.perf_counter()
+        outcomes = list(run_cases(pool, iter(requests), settings))
+        seconds = time.perf_counter() - start
+    broken = next((outcome.harness for outcome in outcomes if outcome.harness is not None), None)
+    if broken is not None:
+        raise NotMeasured(f"the campaign failed: {broken.message}")
+    return seconds
+
+
+def _loop(engine: Engine, cases: int) -> dict[str, Any]:
+    """Run the loop in a process of its own, since a process has one meaning of `triton`."""
+    path = [str(Path(__file__).parents[2]), *filter(None, [os.environ.get("PYTHONPATH")])]
+    interpreted = {"TRITON_INTERPRET": "1"} if engine is Engine.EMULATOR else {}
+    done = subprocess.run(
+        [sys.executable, "-P", "-c", f"from fuzz.bench.naive import loop; loop({engine.value!r}, {cases})"],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(path), **interpreted},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    if done.returncode:
+        raise NotMeasured(f"the loop failed: {(done.stderr.strip().splitlines() or ['no message'])[-1]}")
+    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return found
+
+
+def loop(engine: str, cases: int) -> None:
+    """The loop, printed as one line of JSON: what ran, with seconds of the call and of all, and what raised."""
+    torch.set_num_threads(1)
+    emulated = Engine(engine) is Engine.EMULATOR
+    engines.start(Engine.CUDA if emulated else Engine(engine), compile_only=emulated)
+    if emulated:
+        loader.pretend(H200)
+    device = "cpu" if emulated else "cuda"
+    known = registry.load()
+    torch.zeros(1, device=device)
+    ran, raised = [], []
+    for name in TARGETS:
+        for case in islice(Plan(Space(known[name], MOST_TOKENS), SEED), cases):
+            start = time.perf_counter()
+            try:
+                called = _one(known[name], case, device)
+            except Exception as error:  # noqa: BLE001 - whatever a kernel raises
+                raised.append(f"{type(error).__name__}: {error}"[:120])
+            else:
+                ran.append((name, case.to_dict(), called, time.perf_counter() - start))
+    print(json.dumps({"ran": ran, "raised": raised}))
+
+
+def _one(target: Declaration, case: Case, device: str) -> float:
+    """Make the case, run, compare. Seconds of the call."""
+    instance = build(case, Poison.POSITIVE, device)
+    start = time.perf_counter()
+    outputs = call(target, instance)
+    if device == "cuda":
+        torch.cuda.synchronize()
+    seconds = time.perf_counter() - start
+    if instance.problem is not None:
+        torch.allclose(outputs["out"].double(), solve(instance.problem).out, atol=1e-2, rtol=1e-2, equal_nan=True)
+    else:
+        for wanted, found in zip(instance.linear.values(), outputs.values(), strict=True):
+            torch.equal(wanted.to(device), found)
+    return seconds
