@@ -274,7 +274,7 @@ def test_a_finding_that_cannot_be_kept_is_shown_all_the_same(
 
     def reply(index: int) -> dict[str, Any]:
         if index == 0:
-            out.rmdir()
+            out.rename(tmp_path / "moved")
             out.write_text("in the way")
         return FAILED
 
