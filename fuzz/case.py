@@ -122,6 +122,8 @@ class Prefix(StrEnum):
     """passed with the others, one after the other"""
     POOL = "pool"
     """in the pool, by slot; only the query tokens' own keys are passed"""
+    ALL = "all"
+    """in the pool, by page table, and the query tokens' own keys too"""
 
 
 class States(StrEnum):
@@ -377,7 +379,7 @@ def _check_together(case: Case) -> None:
     if operation is Operation.INDEX_BUILD and case.index_task is IndexTask.NONE:
         raise _fail("index_task", case.index_task, f"{', '.join(t for t in IndexTask if t is not IndexTask.NONE)}")
     queries = list(zip(case.query_lens, case.context_lens, strict=False))
-    if case.prefix is Prefix.POOL and any(q > n for q, n in queries):
+    if case.prefix is not Prefix.INLINE and any(q > n for q, n in queries):
         raise _fail("query_lens", list(case.query_lens), "no more queries than keys where the prefix is in the pool")
     if operation is Operation.BACKEND and not all(0 < q <= n for q, n in queries):
         raise _fail("query_lens", list(case.query_lens), "at least 1, and no more queries than keys, for backend")

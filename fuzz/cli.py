@@ -46,6 +46,9 @@ Targets = Annotated[
 ]
 Seed = Annotated[int, typer.Option(min=0, max=(1 << 63) - 1, help="Case i is a function of it.")]
 Timeout = Annotated[str, typer.Option("--timeout", metavar="SECONDS", help="For one case; beyond it the case hangs.")]
+Sglang = Annotated[
+    str | None, typer.Option("--sglang", metavar="A,B", help="The same over several versions of sglang, and a table.")
+]
 Jobs = Annotated[int | None, typer.Option(min=1, help="Worker processes. Default: the machine's cores.")]
 
 
@@ -79,18 +82,44 @@ def doctor(as_json: Json = False) -> None:
 
 
 @app.command()
-def targets(as_json: Json = False, modules: Modules = None) -> None:
+def targets(
+    as_json: Json = False,
+    modules: Modules = None,
+    functions: Annotated[
+        bool, typer.Option("--functions", help="By function: over what, where, how many cases, what is known.")
+    ] = False,
+    result: Annotated[
+        list[Path] | None,
+        typer.Option("--result", metavar="FILE", help="Count the cases of a --json result or a bundle. Repeatable."),
+    ] = None,
+) -> None:
     """List every target, its engines here, or why it cannot run here."""
+    if result and not functions:
+        raise Stop(Exit.USAGE, "--result: allowed: with --functions")
     from fuzz import registry
     from fuzz.report.targets import lines, to_dict
 
     known = registry.load(modules or ())
     rows = {name: {engine: registry.why_not(d, engine) for engine in Engine} for name, d in known.items()}
+    if functions:
+        _print_functions(list(known.values()), rows, result or (), as_json)
+        return
     if as_json:
         _print_json({"schema": 1, "targets": {name: to_dict(d, rows[name]) for name, d in known.items()}})
         return
     for name, declaration in known.items():
         print("\n".join(lines(declaration, rows[name])))
+
+
+def _print_functions(known: Sequence[Any], reasons: Any, result: Sequence[Path], as_json: bool) -> None:
+    from fuzz.commands import built_in_ledger, wide_console
+    from fuzz.report import functions
+
+    found = functions.rows(known, reasons, built_in_ledger(), [functions.read_result(path) for path in result])
+    if as_json:
+        _print_json({"schema": 1, "functions": [row.to_dict() for row in found]})
+    else:
+        wide_console().print(functions.table(found))
 
 
 @app.command()
@@ -153,6 +182,7 @@ def _bisecting(bisect: bool) -> Iterator[None]:
 
 @app.command()
 def fuzz(
+    context: typer.Context,
     patterns: Annotated[list[str] | None, typer.Argument(metavar="[T]...", help="Globs over target names.")] = None,
     cases: Annotated[int | None, typer.Option(min=1, help="Cases a target: the same findings again.")] = None,
     time: Annotated[
@@ -170,12 +200,17 @@ def fuzz(
     timeout: Timeout = CASE_TIMEOUT,
     modules: Modules = None,
     as_json: Json = False,
+    sglang: Sglang = None,
 ) -> None:
     """Search for cases on which a target is wrong."""
     if (cases is None) == (time is None):
         raise Stop(Exit.USAGE, "fuzz: give one of --cases N and --time 10m")
     time_s = None if time is None else duration("--time", time)
     timeout_s = duration("--timeout", timeout)
+    if sglang is not None:
+        from fuzz.sweep import sweep
+
+        sweep(sglang, ("-m", "attn_oracle_cli"), context.obj, out, as_json)
     from fuzz.campaign.rounds import parse_shard
     from fuzz.commands import parse_engine, prepare, replay_options
     from fuzz.search_command import run_search
@@ -402,7 +437,9 @@ def guarded(command: typer.Typer, arguments: Sequence[str] | None = None) -> int
 
 def _run(command: typer.Typer, arguments: Sequence[str] | None) -> int:
     try:
-        command(args=None if arguments is None else list(arguments))
+        given = list(sys.argv[1:] if arguments is None else arguments)
+        # A command that runs itself again, in another process, needs them as they were given.
+        command(args=given, obj=given)
     except SystemExit as stop:
         return stop.code if isinstance(stop.code, int) else Exit.CLEAN
     except OutputError:

@@ -65,6 +65,8 @@ class Prepared:
     targets: list[Declaration]
     skipped: dict[str, str]
     settings: Settings
+    asked: Sequence[Declaration] = ()
+    """Both of them, in order."""
 
     def campaign(self, cases: int | None, time_s: float | None, shard: Shard = WHOLE) -> Campaign:
         """A search over the targets that can run."""
@@ -122,7 +124,7 @@ def prepare_targets(
         coverage=coverage,
         timeout_s=timeout_s,
     )
-    return Prepared(able, skipped, settings)
+    return Prepared(able, skipped, settings, targets)
 
 
 def stop_unless_clean(campaign: Campaign) -> None:

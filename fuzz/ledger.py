@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import tomllib
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,7 @@ from fuzz.case import Case, CaseError, load_case
 from fuzz.check.result import Check
 from fuzz.errors import Expected
 from fuzz.features import labels
+from oracle.declare import Declaration
 from oracle.kinds import Engine
 
 SCHEMA = 1
@@ -34,7 +35,7 @@ class LedgerError(Expected, ValueError):
 class Defect:
     """One entry.
 
-    Each of ``targets`` shows the defect by the entry's case. ``checks`` lists every check by which the defect
+    Each of ``targets`` shows the defect by the entry's case (``case_for``). ``checks`` lists every check by which it
     shows (an engine may crash where another reports an address); ``diagnosis`` is a class, None matches any;
     ``features`` maps a feature to the labels that trigger it; ``upstream`` is a public reference or "unreported".
     """
@@ -58,6 +59,13 @@ class Defect:
             (version := versions.get(name)) is not None and specifier.contains(version, prereleases=True)
             for name, specifier in self.packages.items()
         )
+
+    def case_for(self, declaration: Declaration) -> Case:
+        """The entry's case; in its own format for a target whose pool holds another 8-bit one."""
+        case, own = self.case, declaration.supports.kv_dtypes
+        if case.kv_dtype == case.dtype or not own or case.kv_dtype in own:
+            return case
+        return replace(case, kv_dtype=own[0])
 
     def matches(self, target: str, check: Check, diagnosis: str | None, case: Case) -> bool:
         """Whether a failure is this defect."""
@@ -99,6 +107,13 @@ def _text(value: Any) -> str:
     if not isinstance(value, str) or not value.strip():
         raise ValueError("text")
     return value
+
+
+def _line(value: Any) -> str:
+    text = _text(value)
+    if len(text.splitlines()) > 1:
+        raise ValueError("text of one line")
+    return text
 
 
 def _texts(value: Any) -> tuple[str, ...]:
@@ -147,14 +162,14 @@ def _packages(value: Any) -> dict[str, SpecifierSet]:
 _FIELDS: dict[str, Callable[[Any], Any]] = {
     "id": _text,
     "target": _targets,
-    "summary": _text,
+    "summary": _line,
     "checks": _checks,
     "features": _features,
     "engines": _engines,
     "packages": _packages,
     "upstream": _text,
-    "severity": _text,
-    "reachability": _text,
+    "severity": _line,
+    "reachability": _line,
     "case": _text,
 }
 

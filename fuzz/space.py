@@ -76,7 +76,7 @@ class Space:
         elif operation is Operation.INDEX_BUILD:
             own = self._indices() | self._pool()
         else:
-            in_pool = operation is not Operation.VARLEN_EXTEND or self.declaration.convention.prefix_in_pool
+            in_pool = operation is not Operation.VARLEN_EXTEND or prefix_of(self.declaration) is not Prefix.INLINE
             own = self._attention() | (self._pool() if in_pool else {})
             if "slot_map" in self.declaration.supports.features:
                 own["slot_map"] = tuple(SlotMap)
@@ -216,7 +216,6 @@ class Space:
         dtype = picked.get("dtype", picked["kv_dtype"])
         parts = int(picked.get("parts", 1))
         ranks = {"first": 0, "middle": parts // 2, "last": parts - 1}
-        prefix = declaration.operation is Operation.VARLEN_EXTEND and convention.prefix_in_pool
         k_descale = Granularity(picked.get("k_descale", Granularity.NONE))
         v_descale = Granularity(picked.get("v_descale", Granularity.NONE))
         if convention.descales.fp8_only:
@@ -251,7 +250,7 @@ class Space:
             k_descale=k_descale,
             v_descale=v_descale,
             index_form=convention.index_form,
-            prefix=Prefix.POOL if prefix else Prefix.INLINE,
+            prefix=prefix_of(declaration),
             skip=Skip(picked.get("skip", Skip.NONE)),
             slot_map=SlotMap(picked.get("slot_map", SlotMap.NONE)),
             parts=parts,
@@ -356,6 +355,14 @@ class Space:
             if probe in _PROBE_NEEDS and label not in _PROBE_NEEDS[probe].get(name, (label,)):
                 return f"the probe {probe} needs {name} {' or '.join(_PROBE_NEEDS[probe][name])}"
         return None
+
+
+def prefix_of(declaration: Declaration) -> Prefix:
+    """Where a target finds the keys before a request's queries, as its cases say it."""
+    convention = declaration.convention
+    if declaration.operation is not Operation.VARLEN_EXTEND:
+        return Prefix.INLINE
+    return Prefix.ALL if convention.keys_in_pool else Prefix.POOL if convention.prefix_in_pool else Prefix.INLINE
 
 
 def _of_fp8(kv_dtype: str, k: Granularity, v: Granularity) -> Granularity:

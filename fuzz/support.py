@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from fuzz.case import Case, Pool, Prefix
+from fuzz.case import Case, Pool
 from fuzz.features import labels
 from fuzz.probes import unfit
-from fuzz.space import Space, unpaired
+from fuzz.space import Space, prefix_of, unpaired
 from oracle.declare import Declaration
-from oracle.kinds import KVLayout, Operation
+from oracle.kinds import KVLayout
 
 
 def unsupported(declaration: Declaration, case: Case) -> str | None:
@@ -21,7 +21,7 @@ def unsupported(declaration: Declaration, case: Case) -> str | None:
         return f"its V layout is {convention.v_layout}, the case's {case.v_layout}"
     if case.is_attention and case.index_form is not convention.index_form:
         return f"its index form is {convention.index_form}, the case's {case.index_form}"
-    if (case.prefix is Prefix.POOL) != (declaration.operation is Operation.VARLEN_EXTEND and convention.prefix_in_pool):
+    if case.prefix is not prefix_of(declaration):
         return f"it finds prefixes elsewhere than {case.prefix}"
     if case.index_task is not declaration.task:
         return f"its task is {declaration.task}, the case's {case.index_task}"

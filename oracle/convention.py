@@ -153,6 +153,8 @@ class Convention:
     index_dtypes: tuple[str, ...] = ("int32",)
     prefix_in_pool: bool = False
     """varlen_extend reads the keys before a request's queries from the pool, by slot."""
+    keys_in_pool: bool = False
+    """varlen_extend reads every key from the pool, those of the queries' own tokens too, by page table."""
     window: Window = Window()
     causal_alignment: CausalAlignment = CausalAlignment.BOTTOM_RIGHT
     lse_base: LseBase = LseBase.NATURAL
@@ -170,6 +172,8 @@ class Convention:
     def __post_init__(self) -> None:
         if not self.source.strip():
             raise ValueError("convention.source: say where the contract is written")
+        if self.prefix_in_pool and self.keys_in_pool:
+            raise ValueError("convention.keys_in_pool: allowed: one of prefix_in_pool and keys_in_pool")
         for name in self.index_dtypes:
             if name not in ("int32", "int64"):
                 raise ValueError(f"convention.index_dtypes: {name!r}; allowed: int32, int64")

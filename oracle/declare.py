@@ -69,6 +69,18 @@ def parameters(operation: Operation, convention: Convention, task: IndexTask = I
                 *_OPTIONS,
                 "q_descale",
             )
+        case Operation.VARLEN_EXTEND if convention.keys_in_pool:
+            return (
+                "q",
+                "k_cache",
+                "v_cache",
+                "q_indptr",
+                "page_table",
+                "lengths",
+                "causal",
+                *_OPTIONS,
+                "q_descale",
+            )
         case Operation.VARLEN_EXTEND:
             return "q", "k", "v", "q_indptr", "kv_indptr", "causal", *_OPTIONS, "q_descale"
         case Operation.KV_WRITE:
@@ -102,6 +114,9 @@ rows that are not contiguous; skip: negative slots; slot_map: through a map to a
 something is kept from call to call.
 """
 
+_ALSO_AGREES = {Operation.PAGED_DECODE: (Operation.VARLEN_EXTEND,)}
+"""Whose targets must return the same for the same queries."""
+
 DTYPES = ("fp32", "bf16", "fp16", "uint8", "e4m3fn", "e4m3fnuz", "e5m2", "e5m2fnuz")
 """Storage dtypes by name; uint8 for copies only."""
 
@@ -116,6 +131,19 @@ _INTEGERS = {
 """The largest value of each field of ``Supports``, as in a case, and whether it needs one."""
 
 F = TypeVar("F", bound=Callable[..., Any])
+
+
+@dataclass(frozen=True, kw_only=True)
+class Knob:
+    """A setting that may change how a result is rounded, and nothing else: a number of splits, the size of a partition.
+
+    ``keyword`` is one of the function's own, with a default; ``values`` are others that it takes. ``precision`` names
+    the field of ``Precision`` that holds the setting, so that each value is judged by its own budget.
+    """
+
+    keyword: str
+    values: tuple[int, ...]
+    precision: str | None = None
 
 
 class DeclarationError(TypeError):
@@ -207,9 +235,12 @@ class Declaration:
     reset: Callable[[], None] | None = field(default=None, repr=False)
     """forgets what the target keeps between calls; called before each case."""
     agrees_with: Declaration | None = field(default=None, repr=False)
-    """another target of the same operation, which must return the same on cases that both support."""
+    """another target that must return the same on cases that both support: one of the same operation, or, of a decode,
+    a ``varlen_extend``, which is given the same queries as the last tokens of each request."""
+    knobs: tuple[Knob, ...] = ()
     runs: tuple[str, ...] = ()
-    """the functions that a call runs, each with the package whose code it is; empty: as the name says."""
+    """the functions that a call runs, each with the package whose code it is, a caller before what it calls; empty: as
+    the name says."""
 
     def precision_for(self, dtype: str, kv_dtype: str | None = None) -> Precision:
         """The arithmetic allowed for a query of ``dtype`` and keys stored as ``kv_dtype`` (None: as the query).
@@ -257,13 +288,14 @@ class _Operation:
         task: IndexTask = IndexTask.NONE,
         reset: Callable[[], None] | None = None,
         agrees_with: Callable[..., Any] | None = None,
+        knobs: tuple[Knob, ...] = (),
         runs: tuple[str, ...] = (),
     ) -> Callable[[F], F]:
         """Attach a declaration to a function.
 
         Raises ``DeclarationError`` if the name is no dotted word, an argument is not of its type, a feature is
         not one of the operation's, or the function's parameters are not the operation's. ``agrees_with`` is a
-        function declared before, which takes the same arguments and must return the same; ``runs`` names functions.
+        function declared before, which must return the same; ``runs`` names functions.
         """
         if not _is_text(name) or any(c.isspace() or c in "*?[]" for c in name):
             raise DeclarationError(f"declare.{self.operation.value}: name {name!r}; write dotted words")
@@ -273,8 +305,11 @@ class _Operation:
         if not isinstance(runs, tuple) or not all(map(_is_text, runs)):
             raise self._wrong("runs", runs, "a tuple of names")
         partner = None if agrees_with is None else declaration_of(agrees_with)
-        if agrees_with is not None and (partner is None or partner.operation is not self.operation):
-            raise self._wrong("agrees_with", agrees_with, f"a function declared as {self.operation.value}, None")
+        partners = (self.operation, *_ALSO_AGREES.get(self.operation, ()))
+        if agrees_with is not None and (partner is None or partner.operation not in partners):
+            raise self._wrong("agrees_with", agrees_with, f"a function declared as {' or '.join(partners)}, None")
+        if not isinstance(knobs, tuple) or not all(isinstance(knob, Knob) for knob in knobs):
+            raise self._wrong("knobs", knobs, "a tuple of Knob")
         unknown = sorted(supported.features - set(FEATURES[self.operation]))
         if unknown:
             allowed = ", ".join(FEATURES[self.operation]) or "none"
@@ -286,6 +321,8 @@ class _Operation:
             if not callable(function):
                 raise self._wrong("the decorated object", function, "a function")
             _check_signature(self.operation, parameters(self.operation, convention, task), function)
+            for knob in knobs:
+                self._check_knob(knob, function)
             declaration = Declaration(
                 name=name,
                 operation=self.operation,
@@ -298,6 +335,7 @@ class _Operation:
                 task=task,
                 reset=reset,
                 agrees_with=partner,
+                knobs=knobs,
                 runs=runs,
             )
             setattr(function, ATTRIBUTE, declaration)
@@ -335,6 +373,18 @@ class _Operation:
             raise self._wrong("task", task, ", ".join(f"IndexTask.{t.name}" for t in IndexTask))
         if reset is not None and not callable(reset):
             raise self._wrong("reset", reset, "a function without parameters, None")
+
+    def _check_knob(self, knob: Knob, function: Callable[..., Any]) -> None:
+        """Raises ``DeclarationError`` unless the function takes the keyword, and the precision has the field."""
+        declared = inspect.signature(function).parameters
+        own = [name for name, p in declared.items() if p.default is not inspect.Parameter.empty]
+        if knob.keyword not in own:
+            raise self._wrong("knob.keyword", knob.keyword, f"a parameter with a default: {', '.join(own) or 'none'}")
+        fields = Precision.__dataclass_fields__
+        if knob.precision is not None and knob.precision not in fields:
+            raise self._wrong("knob.precision", knob.precision, f"None, {', '.join(fields)}")
+        if not isinstance(knob.values, tuple) or not knob.values or not all(type(v) is int for v in knob.values):
+            raise self._wrong("knob.values", knob.values, "a tuple of integers, one at least")
 
     def _wrong(self, name: str, value: object, allowed: str) -> DeclarationError:
         return DeclarationError(f"declare.{self.operation.value}: {name}: {value!r}; allowed: {allowed}")

@@ -94,6 +94,11 @@ class Search:
         self._next_index = next(self._todo, None)
         self._seen: dict[int, tuple[Case, Choices, Seen]] = {}
 
+    @property
+    def covered(self) -> bool:
+        """Whether the plan has no pair of features left to cover."""
+        return not self._plan.missing
+
     def place(self) -> int | None:
         """The number of the next case, counted over all rounds and shards; None while the round's results are out."""
         return None if self._next_index is None else self._round * ROUND + self._next_index

@@ -246,9 +246,10 @@ class Recorded:
 class Campaign:
     """A search over targets: each gets its cases until its number or the time is used up.
 
-    ``cases`` is the number a target, over all shards; ``time_s`` bounds the whole, shared fairly: the next case goes
-    to the target that has had the least time. Which cases a target gets, and in which order, depends on nothing but
-    ``settings``, ``shard`` and what came of the target's cases before; the time says only how many.
+    ``cases`` is the number a target, over all shards; ``time_s`` bounds the whole, shared fairly: of the targets with
+    pairs of features still to cover, then of all, the next case goes to that which has had the least time. Which cases
+    a target gets, and in which order, depends on nothing but ``settings``, ``shard`` and what came of the target's
+    cases before; the time says only how many.
 
     ``record`` hears of each case before it is counted, ``on_outcome`` after it.
     """
@@ -323,7 +324,7 @@ class Campaign:
                     return
                 yield None
                 continue
-            name = min(ready, key=lambda n: (self._spent(n), asked[n]))
+            name = min(ready, key=lambda n: (self._covered(n), self._spent(n), asked[n]))
             asked[name] += 1
             ask = self.searches[name].next()
             out.append(ask)
@@ -335,6 +336,9 @@ class Campaign:
 
     def _is_enough(self, place: int) -> bool:
         return self.cases is not None and place >= self.cases
+
+    def _covered(self, name: str) -> bool:
+        return self.time_s is not None and self.searches[name].covered
 
     def _spent(self, name: str) -> float:
         return 0.0 if self.time_s is None else sum(self.summaries[name].seconds.values())

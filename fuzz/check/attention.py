@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from dataclasses import replace
 
 from torch import Tensor
 
@@ -61,12 +60,13 @@ def expected_attention(declaration: Declaration, instance: Instance) -> tuple[So
     return solution, bounds
 
 
-def judge_within(declaration: Declaration, run: Execution, expected: Solution, bounds: Bounds) -> CheckResult:
-    """The output of ``run`` against ``expected`` instead of the oracle's solution; there is no log-sum-exp to judge."""
-    only = replace(run, outputs={"out": run.outputs["out"]})
-    precision = declaration.precision_for(run.instance.case.dtype)
-    checks = _judged(only, expected, bounds, declaration.convention, precision, LseBase.NATURAL).checks
-    return next(iter(checks), CheckResult(Check.VALUES, Verdict.PASS))
+def judge_within(
+    declaration: Declaration, run: Execution, expected: Solution, bounds: Bounds
+) -> tuple[CheckResult, ...]:
+    """The outputs of ``run`` against ``expected``, whose log-sum-exp is natural, instead of the oracle's solution."""
+    case, convention = run.instance.case, declaration.convention
+    precision = declaration.precision_for(case.dtype, case.kv_dtype)
+    return _judged(run, expected, bounds, convention, precision, convention.lse_base).checks
 
 
 def merge_values(declaration: Declaration, run: Execution) -> CaseResult:

@@ -95,6 +95,9 @@ def surroundings(run: Execution) -> Surroundings:
     case = run.instance.case
     if case.operation is not Operation.PAGED_DECODE or case.index_form is not IndexForm.PAGE_TABLE:
         return Surroundings()
+    pages = tuple(tuple(own) for own in own_pages(case))
+    if case.pool is Pool.HUGE:
+        return Surroundings(page_size=case.page_size, pages=pages)  # slots of so large a pool are not read here
     slots = _past_the_end(case)
     read = {role: _read(run, role, torch.cat(slots)) for role in Role}
     counts = [len(own) for own in slots]
@@ -102,7 +105,7 @@ def surroundings(run: Execution) -> Surroundings:
     return Surroundings(
         page_size=case.page_size,
         stale=tuple(zip(k, v, strict=True)),
-        pages=tuple(tuple(own) for own in own_pages(case)),
+        pages=pages,
     )
 
 
@@ -119,6 +122,4 @@ def _past_the_end(case: Case) -> list[Tensor]:
 def _read(run: Execution, role: Role, slots: Tensor) -> Tensor:
     case = run.instance.case
     cache = run.instance.buffers[f"{role.value}_cache"].view
-    if case.pool is Pool.HUGE:
-        slots = slots[:0]
     return read_slots(cache, slots, geometry(case, role)).cpu()

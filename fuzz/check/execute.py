@@ -48,17 +48,25 @@ class Execution:
 
 
 def execute(
-    declaration: Declaration, case: Case, poison: Poison, engine: Engine, progress: Progress, coverage: bool = False
+    declaration: Declaration,
+    case: Case,
+    poison: Poison,
+    engine: Engine,
+    progress: Progress,
+    coverage: bool = False,
+    change: Callable[[Instance], None] | None = None,
 ) -> Execution:
     """Rebuild the case and call the target once. Whatever the target raises passes through.
 
-    ``progress`` hears of the phases generate, kernel and checks.
+    ``progress`` hears of the phases generate, kernel and checks. ``change`` is done to the tensors before the call.
     """
     progress("generate")
     if declaration.reset is not None:
         declaration.reset()
     earlier = [build(one, poison, engines.device(engine)) for one in earlier_cases(case)]
     instance = build(case, poison, engines.device(engine))
+    if change is not None:
+        change(instance)
     before = {name: buffer.image() for name, buffer in instance.buffers.items()}
     engines.synchronize(engine)
     progress("kernel")

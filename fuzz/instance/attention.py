@@ -20,7 +20,11 @@ from oracle.rounding import widen
 
 
 def build_extend(case: Case, poison: Poison, device: str) -> Instance:
-    """Queries of each request's last positions; its keys contiguous, or those before the queries in the pool."""
+    """Queries of each request's last positions. Keys are contiguous; or those before them, or all, in the pool."""
+    if case.prefix is Prefix.ALL:
+        found = build_decode(case, poison, device)
+        found.buffers["q_indptr"] = index_list("q_indptr", indptr(case.query_lens), case.index_dtype, poison, device)
+        return found
     inputs = new = design(case)
     pool: dict[str, Buffer] = {}
     if case.prefix is Prefix.INLINE:

@@ -13,15 +13,16 @@ from fuzz.probes import Stream, values
 from oracle.kinds import Role
 
 STRIDE_GAP = 112
+STRIDE_GAPS = {"k": 144, "key": 144, "v": 176, "value": 176}
 """Elements between the rows of a strided operand: a multiple of 16 bytes for every dtype, so that vector
-loads stay aligned, and no multiple of a usual row."""
+loads stay aligned, and no multiple of a usual row. Each has its own, so that one's stride is no other's."""
 
 
 def operand(name: str, data: Tensor, case: Case, poison: Poison, device: str) -> Buffer:
     """A buffer that holds ``data``; rows [T, H, D] lie apart where the case is strided."""
     strides = contiguous_strides(data.shape)
     if case.strided and data.dim() == 3:
-        strides[0] += STRIDE_GAP
+        strides[0] += STRIDE_GAPS.get(name, STRIDE_GAP)
     buffer = empty_buffer(name, data.shape, data.dtype, poison, device=device, strides=strides)
     buffer.view.copy_(data)
     return buffer

@@ -20,6 +20,9 @@ MEAN = 3.0
 """Below the mean product of two channels of (abs(z) + 1), 1.798 ** 2."""
 DEPTH = 130.0
 """Nats below zero without a cap: exp(-130) is 0 in float32."""
+DEEPEST = 70000.0
+"""The same for every fourth seed, where the dtypes can: below what kernels take for minus infinity, such as -10000,
+-50000 or the lowest fp16. float32 has few places left after so many nats, so that many a budget says nothing there."""
 LEVEL = 0
 """Channel that carries the depth."""
 
@@ -39,11 +42,13 @@ def deep_negative(geometry: Geometry) -> Inputs:
 
 
 def deep_negative_uncapped(geometry: Geometry) -> Inputs:
-    """Every visible logit is near -130, and there is no cap: exp of it is 0 in float32."""
+    """Every visible logit is near -130 or -70000, and there is no cap: exp of it is 0 in float32."""
     case = geometry.case
     q, k = noise(geometry, LEVEL + 1)
-    level_q, _ = geometry.channel(DEPTH)
-    level_k = round_to(-DEPTH / (level_q * geometry.factor), DTYPES[case.kv_dtype])
+    deeper = case.seed % 4 == 0 and geometry.amplitudes(DEEPEST) is not None
+    nats = DEEPEST if deeper else DEPTH
+    level_q, _ = geometry.channel(nats)
+    level_k = round_to(-nats / (level_q * geometry.factor), DTYPES[case.kv_dtype])
     q[..., LEVEL], k[..., LEVEL] = level_q, widen(level_k).double()
     # The sink lies where rounding has put the keys of its head, on the average.
     reached = widen(level_k).double() * level_q * geometry.factor

@@ -169,7 +169,7 @@ class Geometry:
     def page(self) -> int:
         """Keys in one unit of an index: a page, or a block where there are no pages or smaller ones."""
         case = self.case
-        in_pages = case.operation is Operation.PAGED_DECODE or case.prefix is Prefix.POOL
+        in_pages = case.operation is Operation.PAGED_DECODE or case.prefix is not Prefix.INLINE
         return case.page_size if in_pages and case.page_size > BLOCK else BLOCK
 
     def blocks(self, size: int) -> tuple[Tensor, int]:

@@ -26,9 +26,9 @@ from fuzz.campaign.worker import Limits, fair_memory_bytes
 from fuzz.case import Case
 from fuzz.check.diagnosis import detail_of
 from fuzz.check.memory import IN_PLACE
-from fuzz.check.relations import alone, chunks, elsewhere
 from fuzz.check.result import Check
 from fuzz.check.sanitizer import CHECK_OF, sanitized
+from fuzz.check.variations import alone, chunks, elsewhere
 from fuzz.engine import loader
 from fuzz.instance import Instance, build
 from fuzz.instance.copies import write_expected
@@ -54,6 +54,8 @@ _SAME = {
     "alone": "of the first request depend on the others",
 }
 _BY_EMULATOR = (*CHECK_OF.values(),)
+_BY_REPLAY = (Check.FRESH, Check.SESSION, Check.SETTINGS, Check.RESCALED)
+"""Relations that a script does not write down: their second call is more than another case."""
 
 
 @dataclass(frozen=True)
@@ -73,6 +75,10 @@ def reproduction(declaration: Declaration, finding: Finding, engine: Engine) -> 
 
     The process runs that engine. A target that ends its process does so here, too.
     """
+    if finding.check in _BY_REPLAY:
+        raise NotTraced(
+            f"{finding.check}: a relation of calls that a script does not write down; attn-oracle replay is the way"
+        )
     case = finding.case
     launched = _warm(declaration, case, engine)
     loader.asked.clear()
@@ -82,9 +88,11 @@ def reproduction(declaration: Declaration, finding: Finding, engine: Engine) -> 
         runs.append(_traced(declaration, name, other, poison, engine, _is_suspect(finding)))
         if name in _SAME and declaration.operation is not Operation.KV_WRITE:
             same.append(("first", name, _SAME[name]))
-    if finding.check is Check.AGREEMENT and declaration.agrees_with is not None:
-        _warm(declaration.agrees_with, case, engine)
-        runs.append(_traced(declaration.agrees_with, "partner", case, Poison.POSITIVE, engine, False))
+    if (partner := declaration.agrees_with) is not None and finding.check is Check.AGREEMENT:
+        if partner.operation is not declaration.operation:
+            raise NotTraced("agreement: the partner is of another operation; attn-oracle replay is the way")
+        _warm(partner, case, engine)
+        runs.append(_traced(partner, "partner", case, Poison.POSITIVE, engine, False))
     return Reproduction(
         title=f"{finding.target}: {finding.check}: {finding.message}",
         about=list(_about(declaration, finding)),
@@ -108,7 +116,7 @@ def _runs(declaration: Declaration, case: Case, check: Check) -> Iterator[tuple[
     moved = elsewhere(case) if check is Check.PAGES else None
     if moved is not None:
         yield "moved", moved
-    if check is Check.BATCH:
+    if check is Check.BATCH and declaration.supports.batch_invariant:
         yield "alone", alone(case)
     if check is Check.CHUNKS:
         yield from ((f"step {i}", chunk) for i, (chunk, _) in enumerate(chunks(case), 1))
@@ -228,6 +236,8 @@ def _note(finding: Finding, runs: list[TracedRun]) -> str:
         said.append("bounds: writes beyond arguments and allocations show here; reads show only where values change")
     if finding.check is Check.AGREEMENT:
         said.append("agreement: the partner runs, too; both are compared with the oracle's values, not with each other")
+    if finding.check is Check.BATCH and not any(run.name == "alone" for run in runs):
+        said.append("batch: the target may differ within its budget; the script compares with the oracle's values only")
     if any(run.program.raised for run in runs):
         said.append("where it was traced the last call did not return: a result, if there is one, is not compared")
     return "; ".join(said)

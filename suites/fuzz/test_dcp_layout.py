@@ -24,7 +24,7 @@ from oracle.merge import merge_states
 from suites.targets import ranks, sglang_dcp, sglang_dcp_modules, sglang_wheel
 
 MISSING = sglang_dcp_modules.missing(Engine.EMULATOR)
-pytestmark = pytest.mark.skipif(MISSING is not None, reason=str(MISSING))
+pytestmark = [pytest.mark.dcp, pytest.mark.skipif(MISSING is not None, reason=str(MISSING))]
 
 LATER = sglang_dcp_modules.later()
 """Later than 0.5.16: indices stay widened until they are read, and blocks of several positions go round."""
@@ -269,7 +269,8 @@ def test_plan_of_an_extend_step(seed: int, data: st.DataObject, count: int) -> N
 
 # ------------------------------------------------------------- gathered keys
 
-DTYPES = [torch.bfloat16, torch.float16, torch.float32, torch.float8_e4m3fn, torch.float8_e5m2, torch.float8_e4m3fnuz]
+DTYPES = [torch.bfloat16, torch.float16, torch.float32, torch.float8_e4m3fn, torch.float8_e5m2]
+DTYPES += [torch.float8_e4m3fnuz, torch.float8_e5m2fnuz]
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)

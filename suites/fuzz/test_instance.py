@@ -231,3 +231,11 @@ def test_descales_of_a_pool_leave_the_keys_that_are_passed_alone() -> None:
     assert torch.equal(problem.k[passed], buffers["k"].view.double())
     held = read_slots(buffers["k_cache"].view, slots_of(case)[~passed], geometry(case, Role.K))
     assert torch.equal(problem.k[~passed], widen(held))
+
+
+def test_strided_operands_lie_apart_each_by_a_stride_of_its_own() -> None:
+    for case in (write_case(strided=True), extend_case(strided=True, group_size=1)):
+        strides = [b.view.stride(0) for b in build(case, Poison.POSITIVE).buffers.values() if b.view.dim() == 3]
+        assert len(set(strides)) == len(strides) > 1
+    close = build(write_case(), Poison.POSITIVE).buffers
+    assert close["key"].view.stride() == close["value"].view.stride()

@@ -11,8 +11,8 @@ import pytest
 import torch
 from torch import Tensor
 
+from suites.targets.arguments import ArgumentError
 from suites.targets.portable import aiter, attention
-from suites.targets.portable.arguments import ArgumentError
 from suites.targets.source_trees import AITER
 
 Signature = list[tuple[str, str]]
@@ -139,12 +139,30 @@ def prefill_arguments(dtype: torch.dtype = torch.bfloat16) -> dict[str, Any]:
     }
 
 
+def _pages(size: int) -> dict[str, Tensor]:
+    """Keys and values in three linear pages."""
+    return _cache("k", (3, size, 1, 64)) | _cache("v", (3, size, 1, 64))
+
+
+def _table(rows: list[list[int]], *lengths: int) -> dict[str, Tensor]:
+    return _pages(16) | {"block_table": torch.tensor(rows), "seqlen_k": torch.tensor(lengths)}
+
+
 @pytest.mark.parametrize(
     ("changed", "told"),
     [
         (_cache("k", (3, 1, 32)), "k: head dim 32; allowed: the query's, 64"),
-        (_cache("k", (3, 1, 8, 16, 8)), "k: 5 dimensions; allowed: 3"),
-        (_cache("v", (2, 1, 64)), r"v: \[2, 1, 64\]; allowed: tokens and heads of k, \[3, 1\]"),
+        (_cache("k", (3, 1, 8, 16, 8)), "v: 3 dimensions; allowed: those of k, 5"),
+        (_cache("k", (3, 64)), "k: 2 dimensions; allowed: 3: "),
+        (_cache("v", (2, 1, 64)), r"v: \[2, 1, 64\]; allowed: all but the head dim of k, \[3, 1, 64\]"),
+        (_pages(4), "page size: 4; allowed: 1, 16, 1024"),
+        (_pages(16), "kv_last_page_lens: None; allowed: a length a request"),
+        (_pages(16) | {"kv_last_page_lens": torch.tensor([17])}, "kv_last_page_lens: 17; allowed: 1 to 16"),
+        (_pages(16) | {"kv_last_page_lens": torch.tensor([1, 2])}, "kv_last_page_lens: 2 entries; allowed: 1"),
+        (_pages(16) | {"block_table": torch.tensor([[0, 1]])}, "seqlen_k: None; allowed: a length a request"),
+        (_table([[0]], 20), "block_table: 1 pages wide; allowed: 2 for a context of 20"),
+        (_table([[0, 3]], 20), "block_table: 3; allowed: 0 to 2, the pages"),
+        (_table([[0, 1]], 20, 21), "seqlen_k: 2 entries; allowed: 1"),
         ({"kv_page_indices": torch.tensor([0, 1, 3])}, "kv_page_indices: 3; allowed: 0 to 2"),
         ({"kv_page_indices": torch.tensor([0, 1])}, "kv_page_indices: 2 entries; allowed: 3 and more"),
         ({"cu_seqlens_q": torch.tensor([0, 2])}, "cu_seqlens_q: 2 tokens; allowed: the query's 3"),
@@ -163,3 +181,62 @@ def test_prefill_of_fp8_needs_every_scale(missing: str) -> None:
     scales = dict.fromkeys(("q_descale", "k_descale", "v_descale"), ONE) | {missing: None}
     with pytest.raises(ArgumentError, match=f"{missing}: None; allowed: a factor for torch.float8_e4m3fn"):
         aiter.mha_batch_prefill_func(**(prefill_arguments(FP8) | scales))
+
+
+def test_what_prefill_does_with_its_arguments_is_what_the_source_tree_says() -> None:
+    """The contract behind the signature: what is passed on under which name, defaults, layouts by their dimensions."""
+    root = AITER.root()
+    if root is None or not (root / "ops/mha.py").is_file():
+        pytest.skip(f"no source of aiter: {AITER.install}")
+    tree = ast.parse((root / "ops/mha.py").read_text(encoding="utf-8"))
+    function = next(n for n in ast.walk(tree) if isinstance(n, ast.FunctionDef) and n.name == "mha_batch_prefill_func")
+    if not any(argument.arg == "block_table" for argument in function.args.args):
+        pytest.skip("this aiter has no prefill over pages")
+    passed = passed_on(function, "_mha_batch_prefill")
+    for name in ("kv_last_page_lens", "block_table", "seqlen_k", "q_descale", "k_descale", "v_descale", "sink_ptr"):
+        assert passed[name] == name
+    assert passed["window_size_left"] == "window_size[0]"
+    assert passed["window_size_right"] == "window_size[1]"
+    assert passed["causal"] == "causal"
+    assert dims_asked_for(function, "k") == {3, 4, 5}
+    assert dims_asked_for(function, "v") == {3, 4, 5}
+    fake = next(
+        n for n in ast.walk(tree) if isinstance(n, ast.FunctionDef) and n.name == "mha_batch_prefill_fake_tensors"
+    )
+    shapes = {ast.unparse(n) for n in ast.walk(fake) if isinstance(n, ast.Tuple)}
+    assert "(total_q, num_heads, head_size_v)" in shapes
+    assert "(num_heads, total_q)" in shapes
+
+
+def passed_on(function: ast.FunctionDef, to: str) -> dict[str, str]:
+    """By keyword, what a function passes to another."""
+    calls = (n for n in ast.walk(function) if isinstance(n, ast.Call) and isinstance(n.func, ast.Name))
+    call = next(n for n in calls if isinstance(n.func, ast.Name) and n.func.id == to)
+    return {k.arg: ast.unparse(k.value) for k in call.keywords if k.arg is not None}
+
+
+def dims_asked_for(function: ast.FunctionDef, tensor: str) -> set[int]:
+    """Numbers of dimensions that a function compares those of a tensor with."""
+    compared = (
+        n for n in ast.walk(function) if isinstance(n, ast.Compare) and ast.unparse(n.left) == f"{tensor}.dim()"
+    )
+    return {int(ast.unparse(n.comparators[0])) for n in compared}
+
+
+def test_another_name_or_layout_would_be_seen() -> None:
+    (function,) = ast.parse("def f(k, w):\n    if k.dim() == 3: g(left=w[1], right=w[0])").body
+    assert isinstance(function, ast.FunctionDef)
+    assert passed_on(function, "g") == {"left": "w[1]", "right": "w[0]"}
+    assert dims_asked_for(function, "k") == {3}
+    assert dims_asked_for(function, "v") == set()
+
+
+def test_pages_by_list_and_by_table_are_the_same_slots() -> None:
+    table, lengths = torch.tensor([[2, 0], [1, 9]], dtype=torch.int32), torch.tensor([20, 3])
+    k = torch.zeros(3, 16, 1, 64)
+    counts, slots = aiter._by_table(k, table, lengths, 16, 3)
+    starts, listed = torch.tensor([0, 2, 3]), torch.tensor([2, 0, 1])
+    again, same = aiter._by_list(k, starts, listed, torch.tensor([4, 3]), 16, 3)
+    assert torch.equal(counts, again)
+    assert torch.equal(slots, same)
+    assert slots.tolist() == [*range(32, 48), *range(4), *range(16, 19)]

@@ -301,6 +301,16 @@ def test_a_scale_shows_where_logits_are_large() -> None:
         assert float(deviations(problem, scale=problem.scale * 1.02).amax(1).min()) > 0.02
 
 
+@pytest.mark.parametrize(("seed", "low", "high"), [(4, -80000, -65504), (5, -200, -100)])
+def test_uncapped_logits_lie_below_what_stands_for_minus_infinity_at_every_fourth_seed(
+    seed: int, low: float, high: float
+) -> None:
+    problem = problem_of(fitting(Probe.DEEP_NEGATIVE_UNCAPPED, seed=seed, dtype="fp32", kv_dtype="fp32"))
+    for logits, _ in rows_of(problem):
+        visible = logits[logits > -torch.inf]
+        assert low < float(visible.min()) <= float(visible.max()) < high
+
+
 def test_a_soft_cap_after_the_mask_shows() -> None:
     """A mask before the cap leaves invisible keys at minus the cap: as heavy as the others of this probe."""
     case = fitting(Probe.DEEP_NEGATIVE)

@@ -18,9 +18,9 @@ from fuzz.buffers import Poison
 from fuzz.case import Case
 from fuzz.check.attention import attention_values
 from fuzz.check.execute import Execution, execute
-from fuzz.check.relations import chunks
 from fuzz.check.result import Check
 from fuzz.check.run import check_case
+from fuzz.check.variations import chunks
 from fuzz.features import labels
 from fuzz.instance import build
 from fuzz.ledger import Defect, load
@@ -96,7 +96,8 @@ DIAGNOSES: dict[str, Callable[[Problem], Problem]] = {
 
 def diagnosis(entry: str) -> Callable[[Problem], Problem] | None:
     name = entry.removeprefix("sglang-backend-")
-    return DIAGNOSES.get(name, DIAGNOSES.get(name.removesuffix("-fp8").removesuffix("-aiter").removesuffix("-plain")))
+    own, plain = name.removesuffix("-fp8"), name.removesuffix("-fp8").removesuffix("-aiter").removesuffix("-plain")
+    return next((DIAGNOSES[key] for key in (name, own, plain) if key in DIAGNOSES), None)
 
 
 def judged(declaration: Declaration, run: Execution, change: Callable[[Problem], Problem]) -> Verdict:
@@ -167,6 +168,23 @@ def test_a_result_that_depends_on_how_a_prompt_is_cut_fails(blame: float, verdic
     case = backend_case(kv_dtype="bf16", k_descale="none", context_lens=(20, 5), query_lens=(9, 2))
     result = check_case(replace(declaration, function=step), case, Engine.EMULATOR, lambda _: None)
     assert {c.verdict for c in result.checks if c.check is Check.CHUNKS} == {verdict}
+
+
+@pytest.mark.parametrize("queries", [(20, 2), (20, 5)])
+@pytest.mark.parametrize(("blame", "verdict"), [(0.0, Verdict.PASS), (0.05, Verdict.FAIL)])
+def test_a_path_of_fresh_prompts_that_gives_something_else_fails(
+    blame: float, verdict: Verdict, queries: tuple[int, ...]
+) -> None:
+    declaration = runnable("sglang.backend.extend_5d")
+
+    def step(q: Tensor, lengths: Tensor, **given: Any) -> Tensor:
+        fresh = len(q) == int(lengths.sum())
+        out = declaration.function(q=q, lengths=lengths, **given)
+        return (out.float() * (1 + blame * fresh)).to(out.dtype)
+
+    case = backend_case(kv_dtype="bf16", k_descale="none", context_lens=(20, 5), query_lens=queries)
+    result = check_case(replace(declaration, function=step), case, Engine.EMULATOR, lambda _: None)
+    assert {c.verdict for c in result.checks if c.check is Check.FRESH} == {verdict}
 
 
 def test_the_two_steps_of_a_prompt_are_its_tokens() -> None:

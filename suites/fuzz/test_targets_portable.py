@@ -21,12 +21,15 @@ from oracle.convention import Granularity
 from oracle.declare import Declaration
 from oracle.kinds import Engine
 from oracle.verdict import Verdict
+from suites.fuzz.cases import extend_case
 from suites.targets import aiter_prefill
 from suites.targets.portable import targets
 from suites.targets.portable.attention import Keys, attention
 
 TARGETS = {d.name: d for module in (targets, aiter_prefill) for d in registry.declared_in(module)}
 TARGETS = {name: d for name, d in TARGETS.items() if name.startswith("portable.")}
+IN_PAGES = [name for name in TARGETS if name.startswith("portable.aiter.mha_batch_prefill_func.")]
+"""One function over one kernel, whose options other targets show: their pages are what is asked about."""
 
 
 def checked(declaration: Declaration, case: Case) -> CaseResult:
@@ -40,7 +43,7 @@ def planned(declaration: Declaration, count: int, seed: int = 0) -> list[Case]:
 
 @pytest.mark.parametrize("name", TARGETS)
 def test_planned_cases_pass(name: str) -> None:
-    for case in planned(TARGETS[name], 12):
+    for case in planned(TARGETS[name], 4 if name in IN_PAGES else 12):
         result = checked(TARGETS[name], case)
         assert result.verdict is Verdict.PASS, (case, result.failures)
         assert result.vacuous_elements == 0
@@ -65,7 +68,7 @@ def test_hundreds_of_planned_cases_pass(name: str) -> None:
         ("v_descale", lambda factors: factors.flip(0)),
     ],
 )
-@pytest.mark.parametrize("name", TARGETS)
+@pytest.mark.parametrize("name", [name for name in TARGETS if name not in IN_PAGES])
 def test_a_wrong_option_is_a_wrong_value(name: str, option: str, wrong: Any) -> None:
     right = TARGETS[name].function
 
@@ -87,6 +90,23 @@ def test_a_wrong_option_is_a_wrong_value(name: str, option: str, wrong: Any) -> 
     assert cases
     seen = [checked(replace(TARGETS[name], function=faulty), case) for case in cases[:3]]
     assert any(Check.VALUES in {f.check for f in result.failures} for result in seen)
+
+
+@pytest.mark.parametrize("change", [lambda table: table.flip(1), lambda table: table.roll(1, 0)])
+@pytest.mark.parametrize("name", IN_PAGES)
+def test_another_page_is_a_wrong_value(name: str, change: Any) -> None:
+    right = TARGETS[name].function
+
+    def faulty(page_table: Tensor, **given: Any) -> Any:
+        return right(page_table=change(page_table), **given)
+
+    case = extend_case(
+        **{"context_lens": [20, 25], "query_lens": [4, 5], "head_dim": 64, "v_head_dim": 64, "group_size": 1},
+        **{"dtype": "bf16", "kv_dtype": "bf16", "index_dtype": "int32", "prefix": "all", "index_form": "page_table"},
+        kv_layout=TARGETS[name].convention.kv_layout,
+    )
+    assert checked(TARGETS[name], case).verdict is Verdict.PASS
+    assert Check.VALUES in {f.check for f in checked(replace(TARGETS[name], function=faulty), case).failures}
 
 
 def test_keys_in_two_parts_are_the_keys_in_one() -> None:

@@ -15,16 +15,20 @@ import typer
 from rich.console import Console
 from rich.text import Text
 
+from fuzz import registry
 from fuzz.campaign.pool import Pool
-from fuzz.campaign.run import run_cases
-from fuzz.cli import CASE_TIMEOUT, EngineOption, Jobs, Json, Modules, Seed, Timeout, guarded
-from fuzz.commands import Prepared, parse_engine, prepare, replay_options
+from fuzz.campaign.run import Campaign, run_cases
+from fuzz.cli import CASE_TIMEOUT, EngineOption, Jobs, Json, Modules, Seed, Sglang, Timeout, guarded
+from fuzz.commands import Prepared, parse_engine, prepare, replay_options, wide_console
 from fuzz.errors import Exit, Stop
 from fuzz.ledger import Defect
 from fuzz.options import duration
+from fuzz.report import functions
+from fuzz.report import summary as summaries
 from fuzz.search_command import finish, keeper, search
+from fuzz.sweep import sweep
 from oracle.kinds import Engine
-from suites.gpu_diff.sweep import sweep
+from suites.gpu_diff import bundle
 
 CASES = 400
 """Cases a target where time allows: well beyond what covering all pairs takes."""
@@ -34,6 +38,7 @@ app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
 @app.command(help=__doc__)
 def gpu_diff(
+    context: typer.Context,
     patterns: Annotated[list[str] | None, typer.Argument(metavar="[T]...", help="Globs over target names.")] = None,
     time: Annotated[str, typer.Option(metavar="10m", help="Time for everything, shared fairly.")] = "10m",
     cases: Annotated[int, typer.Option(min=1, help="At most so many cases a target.")] = CASES,
@@ -45,15 +50,20 @@ def gpu_diff(
     timeout: Timeout = CASE_TIMEOUT,
     modules: Modules = None,
     as_json: Json = False,
-    sglang: Annotated[
-        str | None, typer.Option(metavar="A,B", help="The same over several versions of sglang, and a table of them.")
+    sglang: Sglang = None,
+    bundle_to: Annotated[
+        Path | None,
+        typer.Option("--bundle", metavar="FILE", help="Write one file to send back; on hip it is written unasked."),
     ] = None,
 ) -> None:
     """See the module's text."""
     if sglang is not None:
-        sweep(sglang, sys.argv[1:], out, as_json)
+        if bundle_to is not None:
+            raise Stop(Exit.USAGE, "--bundle: one version a file; allowed: without --sglang")
+        sweep(sglang, ("-m", "suites.gpu_diff"), context.obj, out, as_json)
     began = monotonic()
     time_s, chosen = duration("--time", time), parse_engine(engine)
+    bundled = bundle.destination(bundle_to, chosen, out)
     console = Console(stderr=True)
     if engine == "auto" and chosen is Engine.EMULATOR:
         console.print("no GPU that torch can use: kernels run in the emulator, on the CPU")
@@ -68,12 +78,18 @@ def gpu_diff(
     )
     kept = keeper(out)
     with prepared.pool() as pool:
-        stale = check_ledger(pool, prepared, console)
+        shown, stale = check_ledger(pool, prepared, console)
         campaign = prepared.campaign(cases, max(0.0, time_s - (monotonic() - began)))
+        campaign.on_outcome = recorder = bundle.Recorder()
         ending = search(campaign, pool, kept)
+    if bundled is not None:
+        bundle.write(bundled, bundle.bundle(campaign, recorder, prepared.skipped, shown, stale, context.obj))
+        console.print(Text(f"result bundle: {bundled}"), soft_wrap=True)
     for defect in stale:
         message = f"stale ledger entry {defect.id}: its own case passes; remove the entry or narrow its versions"
         console.print(Text(message, style="red"))
+    if not as_json:
+        wide_console().print(functions.table(_functions(prepared, campaign)))
     try:
         finish(campaign, prepared.skipped, kept, as_json, replay_options(engine, modules or ()), ending)
     except Stop as stop:
@@ -84,21 +100,31 @@ def gpu_diff(
         raise Stop(Exit.FINDINGS)
 
 
-def check_ledger(pool: Pool, prepared: Prepared, console: Console) -> list[Defect]:
-    """Run the own case of every entry that applies, on each of its targets; returns the entries that pass on one."""
-    settings, names = prepared.settings, {d.name for d in prepared.targets}
-    asked = [(d, target) for d in settings.defects for target in d.targets if target in names]
+def _functions(prepared: Prepared, campaign: Campaign) -> list[functions.Row]:
+    """What the functions that were asked for went through in this run."""
+    reasons = {d.name: {engine: registry.why_not(d, engine) for engine in Engine} for d in prepared.asked}
+    result = summaries.to_dict(campaign, prepared.skipped, {})
+    return functions.rows(prepared.asked, reasons, prepared.settings.ledger, [result])
+
+
+def check_ledger(pool: Pool, prepared: Prepared, console: Console) -> tuple[list[Defect], list[Defect]]:
+    """Run the own case of every entry that applies, on each of its targets.
+
+    Returns the entries that are shown again, and those that are stale: one target passes.
+    """
+    settings, known = prepared.settings, {d.name: d for d in prepared.targets}
+    asked = [(d, target) for d in settings.defects for target in d.targets if target in known]
     stale: dict[str, Defect] = {}
-    outcomes = run_cases(pool, iter([(target, d.case) for d, target in asked]), settings)
+    outcomes = run_cases(pool, iter([(target, d.case_for(known[target])) for d, target in asked]), settings)
     for (defect, target), outcome in zip(asked, outcomes, strict=True):
         if outcome.harness is not None:
             raise Stop(Exit.HARNESS, f"ledger entry {defect.id}: {outcome.harness.message}")
         failed = outcome.result.failures
-        if not any(defect.matches(target, f.check, outcome.diagnosis(f.check), defect.case) for f in failed):
+        if not any(defect.matches(target, f.check, outcome.diagnosis(f.check), outcome.case) for f in failed):
             stale[defect.id] = defect
-    known = len({defect.id for defect, _ in asked}) - len(stale)
-    console.print(f"{known} known defect{'' if known == 1 else 's'} shown again")
-    return list(stale.values())
+    shown = list({defect.id: defect for defect, _ in asked if defect.id not in stale}.values())
+    console.print(f"{len(shown)} known defect{'' if len(shown) == 1 else 's'} shown again")
+    return shown, list(stale.values())
 
 
 if __name__ == "__main__":

@@ -27,7 +27,9 @@ def stale(defect: Defect) -> Any:
     if not prepared.targets:
         pytest.skip(prepared.skipped[defect.targets[0]])
     with prepared.pool() as pool:
-        return [entry.id for entry in check_ledger(pool, prepared, Console(stderr=True))]
+        shown, passed = check_ledger(pool, prepared, Console(stderr=True))
+    assert {entry.id for entry in shown} == {defect.id} - {entry.id for entry in passed}
+    return [entry.id for entry in passed]
 
 
 def test_an_entry_whose_case_fails_is_shown_again(defect: Defect) -> None:

@@ -21,6 +21,7 @@ from oracle import Convention, Precision, Supports, declare
 from oracle.convention import DefaultScale, Descales, Fp8Flavour, Granularity, SinkUnits, Window, WindowMeaning
 from oracle.kinds import Engine, IndexForm, KVLayout, VLayout
 from oracle.precision import Citation
+from suites.targets.checked import checked
 from suites.targets.source_trees import AITER, FP8_DTYPE, amd_arch, amd_device, other_arch
 
 MODULE = "aiter.ops.triton.gluon.pa_decode_gluon"
@@ -160,7 +161,7 @@ PARTITIONED = replace(
 )
 
 
-def _by_dtype(usual: Precision, fp8: str) -> dict[str, Precision]:
+def by_dtype(usual: Precision, fp8: str) -> dict[str, Precision]:
     """With an fp8 cache weights are cast after a factor: by path and descales 1, the format's largest number, or
     that times a descale over the largest in the partition. Below 1 it is said here, and no number that a format
     holds, so that no weight counts as exact."""
@@ -237,13 +238,20 @@ class _Path:
     ps: bool
     v_layout: VLayout = VLayout.V5D
     page_sizes: tuple[int, ...] = SUPPORTS.page_sizes
+    other_parts: tuple[int, ...] = ()
+    """Numbers of partitions that the caller may ask for as well."""
+
+    def knobs(self) -> tuple[declare.Knob, ...]:
+        """The number of partitions, where the caller chooses it."""
+        other = declare.Knob(keyword="partitions", values=self.other_parts, precision="max_splits")
+        return (other,) if self.other_parts else ()
 
 
 ONE_SHOT_PATH = _Path("one_shot", ONE_SHOT, lambda lengths: 1, True)
-PS = _Path("ps", PERSISTENT, lambda lengths: SPLITS, True)
+PS = _Path("ps", PERSISTENT, lambda lengths: SPLITS, True, other_parts=(2, 5, 8))
 NON_PS = _Path("non_ps", PARTITIONED, _partitions, False)
 NON_PS_V4D = _Path("non_ps.v4d", PARTITIONED, _partitions, False, VLayout.V4D)
-PAGE_1024 = _Path("page_1024", PERSISTENT, lambda lengths: 4, True, page_sizes=(1024,))
+PAGE_1024 = _Path("page_1024", PERSISTENT, lambda lengths: 4, True, page_sizes=(1024,), other_parts=(8,))
 PAGE_1024_NON_PS = _Path("page_1024.non_ps", PARTITIONED, _partitions, False, page_sizes=(1024,))
 
 
@@ -252,19 +260,23 @@ def _declared(path: _Path, device: Device) -> Callable[..., Tensor]:
     gfx950 = device is MI350X
     fp8 = FP8_DTYPE[device.arch or ""]
     flavour = Fp8Flavour.FN if gfx950 else Fp8Flavour.FNUZ
+    convention = replace(CONVENTION, v_layout=path.v_layout, fp8_flavour=flavour)
     attach = declare.paged_decode(
         name=f"aiter.pa_decode_gluon.{path.name}{'.gfx950' if gfx950 else ''}",
-        convention=replace(CONVENTION, v_layout=path.v_layout, fp8_flavour=flavour),
-        precision=_by_dtype(path.precision, fp8),
+        convention=convention,
+        precision=by_dtype(path.precision, fp8),
         supports=replace(SUPPORTS, page_sizes=path.page_sizes, kv_dtypes=(fp8,), archs=(device.arch or "",)),
         engines=(Engine.EMULATOR, Engine.HIP),
         unavailable=lambda engine: other_arch(device, engine) or AITER.missing(FILES, engine),
+        knobs=path.knobs(),
+        runs=("aiter pa_decode_gluon",),
     )
 
-    def target(*tensors: Tensor, **options: Any) -> Tensor:
-        return _run(*tensors, **options, parts=path.parts, ps=path.ps, device=device)
+    def target(*tensors: Tensor, partitions: int | None = None, **options: Any) -> Tensor:
+        parts = path.parts if partitions is None else lambda _: partitions
+        return _run(*tensors, **options, parts=parts, ps=path.ps, device=device)
 
-    return attach(target)
+    return attach(checked(convention)(target))
 
 
 one_shot = _declared(ONE_SHOT_PATH, MI300X)

@@ -17,6 +17,7 @@ from oracle import Convention, Precision, Supports, declare
 from oracle.convention import DefaultScale, Descales, Fp8Flavour, Granularity, SinkUnits, Window, WindowMeaning
 from oracle.kinds import Engine, IndexForm, KVLayout
 from oracle.precision import Citation
+from suites.targets.checked import checked
 from suites.targets.source_trees import AITER, FP8_DTYPE, amd_arch, amd_device, other_arch
 
 FILES = ("ops/triton/unified_attention.py", "ops/triton/_triton_kernels/unified_attention.py")
@@ -149,13 +150,14 @@ def _declared(name: str, supports: Supports, longest: int, device: Device) -> Ca
         supports=replace(supports, archs=(device.arch or "",), kv_dtypes=(fp8,)),
         engines=(Engine.EMULATOR, Engine.HIP),
         unavailable=lambda engine: other_arch(device, engine) or AITER.missing(FILES, engine),
+        runs=("aiter unified_attention",),
     )
     kernels = _on_gfx950 if gfx950 else _on_gfx942
 
     def target(*tensors: Tensor, **options: Any) -> Tensor:
         return _run(kernels, longest, *tensors, **options)
 
-    return attach(target)
+    return attach(checked(CONVENTION)(target))
 
 
 NO_WINDOW = replace(SUPPORTS, features=SUPPORTS.features - {"window"})

@@ -1,18 +1,19 @@
 """Several ranks of decode context parallel: in one process, step by step, or as real processes over gloo or NCCL.
 
-A rank's code asks its group for collectives. In one process every rank runs until its next collective and is stopped
-there; once all have come, the collective is computed, in the order of the ranks, and they run again from the start with
-its result at hand. What a rank does before a collective must therefore be a function of its arguments, which it is
-given anew each time.
+A rank's code asks its group for collectives. In one process every rank has a thread of its own, of which one runs at a
+time: each in its turn runs until its next collective and is stopped there; once all have come, the collective is
+computed, in the order of the ranks, and they go on with its result. The same every time.
 """
 
 from __future__ import annotations
 
+import ctypes
 import json
 import os
 import select
 import signal
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -27,6 +28,13 @@ from fuzz.tensor_data import from_data, to_data
 
 MOST_COLLECTIVES = 8
 """A rank that asks for more is taken to loop."""
+
+
+GRACE_S = 0.5
+"""Once a rank has complained, how long the others are listened to: what it complains of may be another's death."""
+
+_PR_SET_PDEATHSIG = 1
+"""Of prctl(2)."""
 
 
 class Group(Protocol):
@@ -54,22 +62,59 @@ class Group(Protocol):
 Rank = Callable[[Group], Tensor]
 """The work of one rank."""
 
+Run = Callable[[Sequence[Rank]], list[Tensor]]
+"""Run every rank's work; their results, in the order of the ranks."""
+
 
 class RankError(RuntimeError):
     """A rank raised, died, or did not come to the end in time. One line."""
 
 
-class _Waiting(Exception):
-    """A rank has come to a collective whose result is not known yet."""
+class _Abandoned(BaseException):
+    """Ends the work of a rank whose group has come to an end without it."""
 
 
-class SteppedGroup:
-    """One rank's view in one process. ``known``: results of the collectives that all ranks have come to."""
+class SteppedGroup(threading.Thread):
+    """One rank's view in one process, and the thread that does its work."""
 
-    def __init__(self, rank: int, ranks: int, known: Sequence[Tensor]) -> None:
+    def __init__(self, rank: int, ranks: int, work: Rank) -> None:
+        super().__init__(name=f"rank {rank}", daemon=True)
         self.rank_in_group, self.world_size = rank, ranks
-        self._known, self._next = known, 0
         self.asked: tuple[str, Tensor] | None = None
+        """The collective that it has come to, None at the end."""
+        self.result: Tensor | None = None
+        self._work, self._error = work, None
+        self._answer: Tensor | None = None
+        self._turn, self._over = threading.Semaphore(0), threading.Semaphore(0)
+        self._abandoned = False
+        self.start()
+
+    def run(self) -> None:
+        """The work, once it is its turn."""
+        self._turn.acquire()
+        try:
+            if not self._abandoned:
+                self.result = self._work(self)
+        except _Abandoned:
+            pass
+        except BaseException as error:  # noqa: BLE001 - raised again where the group is run
+            self._error = error
+        self.asked = None
+        self._over.release()
+
+    def advance(self, answer: Tensor | None) -> None:
+        """Let it run, with the result of its collective, until the next or the end. Raises what it raises."""
+        self._answer = answer
+        self._turn.release()
+        self._over.acquire()
+        if self._error is not None:
+            raise self._error
+
+    def abandon(self) -> None:
+        """End its work where it stands."""
+        self._abandoned = True
+        self._turn.release()
+        self.join()
 
     def all_gather(self, tensor: Tensor, dim: int) -> Tensor:
         """See ``Group``."""
@@ -95,11 +140,12 @@ class SteppedGroup:
         out.copy_(torch.cat(pieces))
 
     def _collect(self, kind: str, tensor: Tensor) -> Tensor:
-        index, self._next = self._next, self._next + 1
-        if index < len(self._known):
-            return self._known[index].clone()
         self.asked = (kind, tensor.clone())
-        raise _Waiting
+        self._over.release()
+        self._turn.acquire()
+        if self._abandoned or self._answer is None:
+            raise _Abandoned
+        return self._answer.clone()
 
 
 def _divisible(tensor: Tensor, dim: int, ranks: int) -> None:
@@ -109,20 +155,20 @@ def _divisible(tensor: Tensor, dim: int, ranks: int) -> None:
 
 def stepped(work: Sequence[Rank]) -> list[Tensor]:
     """Run every rank's work in this process; returns their results. Raises ``RankError`` if they part ways."""
-    known: list[Tensor] = []
-    while len(known) <= MOST_COLLECTIVES:
-        results, asked = [], []
-        for rank, run in enumerate(work):
-            group = SteppedGroup(rank, len(work), known)
-            try:
-                results.append(run(group))
-            except _Waiting:
-                assert group.asked is not None
-                asked.append(group.asked)
-        if not asked:
-            return results
-        known.append(_collective(asked, len(work)))
-    raise RankError(f"the ranks asked for more than {MOST_COLLECTIVES} collectives")
+    groups = [SteppedGroup(rank, len(work), run) for rank, run in enumerate(work)]
+    answer = None
+    try:
+        for _ in range(MOST_COLLECTIVES + 1):
+            for group in groups:
+                group.advance(answer)
+            results = [group.result for group in groups if group.result is not None]
+            if len(results) == len(groups):
+                return results
+            answer = _collective([group.asked for group in groups if group.asked is not None], len(work))
+        raise RankError(f"the ranks asked for more than {MOST_COLLECTIVES} collectives")
+    finally:
+        for group in groups:
+            group.abandon()
 
 
 def _collective(asked: Sequence[tuple[str, Tensor]], ranks: int) -> Tensor:
@@ -165,7 +211,9 @@ class ProcessGroup:
         _divisible(tensor, dim, self.world_size)
         whole = tensor.movedim(dim, 0).contiguous()
         own = torch.empty_like(whole[: len(whole) // self.world_size])
-        torch.distributed.reduce_scatter_tensor(own, whole)
+        # torch 2.13 gives it another name.
+        scatter = getattr(torch.distributed, "reduce_scatter_single", torch.distributed.reduce_scatter_tensor)
+        scatter(own, whole)
         return own.movedim(0, dim).contiguous()
 
     def all_to_all_single(self, out: Tensor, tensor: Tensor) -> None:
@@ -223,28 +271,37 @@ class _Child:
     pid: int
     channel: int
     received: bytes = b""
+    ended: int | None = None
+    """How, once it has been waited for."""
 
     def end(self) -> None:
         os.close(self.channel)
-        os.kill(self.pid, signal.SIGKILL)
-        os.waitpid(self.pid, 0)
+        if self.ended is None:
+            os.kill(self.pid, signal.SIGKILL)
+            os.waitpid(self.pid, 0)
+
+    def complaint(self) -> str | None:
+        """What went wrong, once it has closed its descriptor, or None."""
+        if not self.received:
+            self.ended = os.waitpid(self.pid, 0)[1] if self.ended is None else self.ended
+            by = f" by {signal.Signals(self.ended).name}" if os.WIFSIGNALED(self.ended) else ""
+            return f"rank {self.rank} was ended{by} before it answered"
+        answer = json.loads(self.received)
+        return f"rank {self.rank}: {answer['error']}" if "error" in answer else None
 
     def tensor(self) -> Tensor:
-        """The answer. Raises ``RankError`` for an error, or none."""
-        if not self.received:
-            raise RankError(f"rank {self.rank} died")
-        answer = json.loads(self.received)
-        if "error" in answer:
-            raise RankError(f"rank {self.rank}: {answer['error']}")
-        return from_data(answer)["result"]
+        """The answer, if there is nothing to complain of."""
+        return from_data(json.loads(self.received))["result"]
 
 
 def _fork(rank: int, work: Sequence[Rank], store: Path, backend: str, timeout_s: float) -> _Child:
     read, write = os.pipe()
+    parent = os.getpid()
     pid = os.fork()
     if pid:
         os.close(write)
         return _Child(rank, pid, read)
+    _end_with(parent)
     try:
         answer = _run_rank(rank, work, store, backend, timeout_s)
     except BaseException as error:  # noqa: BLE001 - the boundary of a process: the parent hears of whatever it is
@@ -253,6 +310,13 @@ def _fork(rank: int, work: Sequence[Rank], store: Path, backend: str, timeout_s:
     with open(write, "wb") as channel:
         channel.write(json.dumps(answer).encode())
     os._exit(0)
+
+
+def _end_with(parent: int) -> None:
+    """Let this process be killed when ``parent`` ends, however it does."""
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:
+        os._exit(1)
 
 
 def _run_rank(rank: int, work: Sequence[Rank], store: Path, backend: str, timeout_s: float) -> dict[str, Any]:
@@ -269,15 +333,22 @@ def _run_rank(rank: int, work: Sequence[Rank], store: Path, backend: str, timeou
 
 
 def _answers(children: Sequence[_Child], deadline: float) -> list[Tensor]:
-    """Every rank's result. The first that fails ends the wait: the others may be waiting for it."""
+    """Every rank's result. The first complaint ends the wait, but for those that it may come from: see ``GRACE_S``."""
     open_ = {child.channel: child for child in children}
+    complaints: list[str] = []
     while open_:
         ready, _, _ = select.select(list(open_), [], [], max(0.0, deadline - time.monotonic()))
-        if not ready:
+        if not ready and not complaints:
             raise RankError(f"no answer in time from rank {', '.join(str(c.rank) for c in open_.values())}")
+        if not ready:
+            break
         for channel in ready:
             piece = os.read(channel, 1 << 20)
             open_[channel].received += piece
-            if not piece:
-                open_.pop(channel).tensor()
+            if not piece and (said := open_.pop(channel).complaint()) is not None:
+                complaints.append(said)
+                deadline = min(deadline, time.monotonic() + GRACE_S)
+    if complaints:
+        # A rank that was killed is why the others lost their connections.
+        raise RankError(min(complaints, key=lambda said: " was ended" not in said))
     return [child.tensor() for child in children]

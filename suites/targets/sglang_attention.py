@@ -26,6 +26,7 @@ from oracle.convention import (
 )
 from oracle.kinds import Engine, KVLayout
 from suites.targets import sglang_wheel
+from suites.targets.checked import checked
 from suites.targets.source_trees import other_arch
 
 FOLDERS = ("srt/layers/attention/triton_ops", "kernels/ops/attention")
@@ -37,6 +38,9 @@ EXTEND = tuple(f"{folder}/extend_attention.py" for folder in FOLDERS)
 SPLITS = 8
 """Partial results a request may have; request i uses 1 + i % SPLITS of them."""
 
+RUNS_DECODE, RUNS_EXTEND = ("sglang decode_attention_fwd",), ("sglang extend_attention_fwd",)
+KNOBS = (declare.Knob(keyword="splits", values=(1, 3, 16), precision="max_splits"),)
+
 
 Names = dict[str, dict[str, object]]
 
@@ -46,6 +50,7 @@ def _about_the_machine(device: Device | None) -> Names:
     arch = machine.arch if machine else None
     hip, gfx95 = engines.current() is Engine.HIP or arch is not None, (arch or "").startswith("gfx95")
     answers = {"is_cuda": lambda: not hip, "is_hip": lambda: hip, "is_gfx95_supported": lambda: gfx95}
+    answers["is_gfx1250_supported"] = lambda: False
     return {"sglang.srt.utils": answers, "sglang.kernels.utils": answers, "sglang.srt.utils.common": answers}
 
 
@@ -153,12 +158,13 @@ def _run_decode(
     k_descale: Tensor | None,
     v_descale: Tensor | None,
     window: None,
+    splits: int = SPLITS,
 ) -> Tensor:
     batch, heads, dim_v = q.shape[0], q.shape[1], v_cache.shape[2]
     out = torch.empty(batch, heads, dim_v, dtype=q.dtype, device=q.device)
-    logits = torch.empty(batch, heads, SPLITS, dim_v, dtype=torch.float32, device=q.device)
-    lses = torch.empty(batch, heads, SPLITS, dtype=torch.float32, device=q.device)
-    splits = torch.arange(batch, dtype=torch.int32, device=q.device) % SPLITS + 1
+    logits = torch.empty(batch, heads, splits, dim_v, dtype=torch.float32, device=q.device)
+    lses = torch.empty(batch, heads, splits, dtype=torch.float32, device=q.device)
+    used = torch.arange(batch, dtype=torch.int32, device=q.device) % splits + 1
     kernels().decode_attention_fwd(
         q,
         k_cache,
@@ -168,8 +174,8 @@ def _run_decode(
         slots,
         logits,
         lses,
+        used,
         splits,
-        SPLITS,
         scale,
         1.0 if k_descale is None else float(k_descale),
         1.0 if v_descale is None else float(v_descale),
@@ -184,11 +190,27 @@ def _no_decode(engine: Engine) -> str | None:
 
 
 @declare.paged_decode(
-    name="sglang.triton.decode", convention=CONVENTION, precision=PLAIN, supports=SUPPORTS, unavailable=_no_decode
+    name="sglang.triton.decode",
+    convention=CONVENTION,
+    precision=PLAIN,
+    supports=SUPPORTS,
+    unavailable=_no_decode,
+    runs=RUNS_DECODE,
+    knobs=KNOBS,
 )
-def decode(q: Tensor, k_cache: Tensor, v_cache: Tensor, kv_indptr: Tensor, slots: Tensor, **options: Any) -> Tensor:
+@checked(CONVENTION)
+def decode(
+    q: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    kv_indptr: Tensor,
+    slots: Tensor,
+    *,
+    splits: int = SPLITS,
+    **options: Any,
+) -> Tensor:
     """One key head for each query head."""
-    return _run_decode(_decode, q, k_cache, v_cache, kv_indptr, slots, **options)
+    return _run_decode(_decode, q, k_cache, v_cache, kv_indptr, slots, splits=splits, **options)
 
 
 @declare.paged_decode(
@@ -197,12 +219,22 @@ def decode(q: Tensor, k_cache: Tensor, v_cache: Tensor, kv_indptr: Tensor, slots
     precision=_with_fp8(GROUPED, *FP8),
     supports=replace(SUPPORTS, group_sizes=(4, 2, 16)),
     unavailable=_no_decode,
+    runs=RUNS_DECODE,
+    knobs=KNOBS,
 )
+@checked(CONVENTION)
 def decode_grouped(
-    q: Tensor, k_cache: Tensor, v_cache: Tensor, kv_indptr: Tensor, slots: Tensor, **options: Any
+    q: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    kv_indptr: Tensor,
+    slots: Tensor,
+    *,
+    splits: int = SPLITS,
+    **options: Any,
 ) -> Tensor:
     """Several query heads to a key head."""
-    return _run_decode(_decode, q, k_cache, v_cache, kv_indptr, slots, **options)
+    return _run_decode(_decode, q, k_cache, v_cache, kv_indptr, slots, splits=splits, **options)
 
 
 @declare.paged_decode(
@@ -212,12 +244,22 @@ def decode_grouped(
     supports=replace(SUPPORTS, group_sizes=(4, 2, 16), kv_dtypes=("e4m3fnuz",), archs=("gfx942",)),
     engines=(Engine.EMULATOR, Engine.HIP),
     unavailable=lambda engine: other_arch(MI300X, engine) or _no_decode(engine),
+    runs=RUNS_DECODE,
+    knobs=KNOBS,
 )
+@checked(CONVENTION)
 def decode_grouped_gfx942(
-    q: Tensor, k_cache: Tensor, v_cache: Tensor, kv_indptr: Tensor, slots: Tensor, **options: Any
+    q: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    kv_indptr: Tensor,
+    slots: Tensor,
+    *,
+    splits: int = SPLITS,
+    **options: Any,
 ) -> Tensor:
     """The same on gfx942, whose fp8 is another."""
-    return _run_decode(_decode_on_gfx942, q, k_cache, v_cache, kv_indptr, slots, **options)
+    return _run_decode(_decode_on_gfx942, q, k_cache, v_cache, kv_indptr, slots, splits=splits, **options)
 
 
 EXTEND_CONVENTION = replace(
@@ -305,7 +347,9 @@ def _no_extend(engine: Engine) -> str | None:
     precision=_with_fp8(EXTEND_PRECISION, *FP8),
     supports=EXTEND_SUPPORTS,
     unavailable=_no_extend,
+    runs=RUNS_EXTEND,
 )
+@checked(EXTEND_CONVENTION)
 def extend(q: Tensor, *tensors: Tensor, **options: Any) -> Tensor:
     """New tokens after a prefix in the pool."""
     return _run_extend(_extend, None, q, *tensors, **options)
@@ -317,7 +361,9 @@ def extend(q: Tensor, *tensors: Tensor, **options: Any) -> Tensor:
     precision=_with_fp8(EXTEND_PRECISION, *FP8),
     supports=replace(EXTEND_SUPPORTS, features=EXTEND_SUPPORTS.features - {"sinks"}),
     unavailable=_no_extend,
+    runs=RUNS_EXTEND,
 )
+@checked(EXTEND_CONVENTION)
 def extend_with_lse(q: Tensor, *tensors: Tensor, **options: Any) -> tuple[Tensor, Tensor]:
     """The same with its log-sum-exp, which context parallelism merges by. Whether it counts a sink is written
     nowhere: no sinks here."""
@@ -332,7 +378,9 @@ def extend_with_lse(q: Tensor, *tensors: Tensor, **options: Any) -> tuple[Tensor
     supports=replace(EXTEND_SUPPORTS, kv_dtypes=("e4m3fnuz",), archs=("gfx942",)),
     engines=(Engine.EMULATOR, Engine.HIP),
     unavailable=lambda engine: other_arch(MI300X, engine) or _no_extend(engine),
+    runs=RUNS_EXTEND,
 )
+@checked(EXTEND_CONVENTION)
 def extend_gfx942(q: Tensor, *tensors: Tensor, **options: Any) -> Tensor:
     """The same on gfx942, whose fp8 is another."""
     return _run_extend(_extend_on_gfx942, None, q, *tensors, **options)

@@ -7,13 +7,14 @@ sglang's; the group that they speak to is ours (``ranks``).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 
 import torch
 from torch import Tensor
 
+from fuzz.versions import installed
 from oracle import Convention, Precision, Supports, declare
 from oracle.kinds import Engine, LseBase
 from oracle.precision import Citation
@@ -103,15 +104,19 @@ def _shared_among(ranks_: int, x: Tensor) -> Tensor:
     return flat.unflatten(1, (-1, ranks_))
 
 
-def merged(run: Callable[[Sequence[ranks.Rank]], list[Tensor]], merge: Merge, outs: Tensor, lses: Tensor) -> Tensor:
+def merged(run: ranks.Run, merge: Merge, outs: Tensor, lses: Tensor) -> Tensor:
     """The whole output, put together from what each rank has of it: [T, H, D]."""
     count, rows, heads, dim = outs.shape
     if rows == 0:
         return torch.empty(0, heads, dim, dtype=outs.dtype, device=outs.device)
-    shared, shared_lses = _shared_among(count, outs), _shared_among(count, lses)
-    work: list[ranks.Rank] = [partial(_rank, merge, shared[rank], shared_lses[rank]) for rank in range(count)]
-    whole = torch.cat(run(work), 1).flatten(0, 1)
+    whole = shares(run, merge, _shared_among(count, outs), _shared_among(count, lses)).flatten(0, 1)
     return whole[: rows * heads].unflatten(0, (rows, heads)).contiguous()
+
+
+def shares(run: ranks.Run, merge: Merge, outs: Tensor, lses: Tensor) -> Tensor:
+    """What the ranks give, one behind the other: [T, H, D], if they share H evenly."""
+    work: list[ranks.Rank] = [partial(_rank, merge, out, lse) for out, lse in zip(outs, lses, strict=True)]
+    return torch.cat(run(work), 1)
 
 
 def _rank(merge: Merge, out: Tensor, lse: Tensor, group: ranks.Group) -> Tensor:
@@ -137,9 +142,9 @@ def _all_to_all(natural: bool, out: Tensor, lse: Tensor, group: ranks.Group) -> 
 
 
 def _natural_unavailable(engine: Engine) -> str | None:
-    return _unavailable("cp_lse_ag_out_rs_mla", engine) or sglang_wheel.lacks(
-        sglang_dcp_modules.COMM, "dcp_a2a_lse_reduce"
-    )
+    if (reason := _unavailable("cp_lse_ag_out_rs_mla", engine)) is not None or sglang_dcp_modules.later():
+        return reason
+    return f"cp_lse_ag_out_rs_mla of sglang {installed('sglang')} knows base-2 log-sum-exps alone"
 
 
 def _target(
@@ -150,7 +155,7 @@ def _target(
     unavailable: Callable[[Engine], str | None],
     *,
     features: frozenset[str] = MERGES.features,
-    run: Callable[[Sequence[ranks.Rank]], list[Tensor]] = ranks.stepped,
+    run: ranks.Run = ranks.stepped,
 ) -> Callable[..., Tensor]:
     """The path with all ranks in this process, or each in a process of its own over gloo."""
     here = run is ranks.stepped
@@ -188,11 +193,11 @@ all_to_all = _target("all_to_all", *_COMBINING)
 all_to_all_over_gloo = _target("all_to_all.gloo", *_COMBINING, run=ranks.over_gloo)
 base_two_all_to_all = _target("all_to_all_base_2", partial(_all_to_all, False), BASE_TWO, COMBINED, _COMBINING[-1])
 
-PATHS: dict[str, Merge] = {
-    "sglang.dcp.comm.reduce_scatter": partial(_reduce_scatter, False),
-    "sglang.dcp.comm.reduce_scatter_natural": partial(_reduce_scatter, True),
-    "sglang.dcp.comm.all_reduce": _all_reduce,
-    "sglang.dcp.comm.all_to_all": partial(_all_to_all, True),
-    "sglang.dcp.comm.all_to_all_base_2": partial(_all_to_all, False),
+PATHS: dict[Callable[..., Tensor], Merge] = {
+    reduce_scatter: partial(_reduce_scatter, False),
+    natural_reduce_scatter: partial(_reduce_scatter, True),
+    all_reduce: _all_reduce,
+    all_to_all: partial(_all_to_all, True),
+    base_two_all_to_all: partial(_all_to_all, False),
 }
 """What one rank does, by target: to be run by other groups than the target's own."""

@@ -1,49 +1,22 @@
-"""One decode step of sglang's Triton backend over several ranks: index lists, attention and the merge.
-
-The methods are the backend's own, called on a stand-in that holds what they read. Position p of a request belongs to
-rank p % N. Every rank sees the same pool here: what is checked is which rows it reads and how the parts are merged.
-"""
+"""One decode step of sglang's Triton backend over several ranks: index lists, attention and the merge."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
-from functools import partial
-from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from fuzz.engine.loader import KernelLoader, scoped_imports
+from fuzz.engine.emulator.facade import MI300X
 from oracle import Precision, Supports, declare
-from oracle.convention import Descales
+from oracle.convention import Descales, SinkUnits, Window, WindowMeaning
 from oracle.kinds import Engine
 from oracle.precision import RankOwnership
-from suites.targets import ranks, sglang_attention, sglang_dcp_modules, sglang_wheel
-
-BACKEND = ("srt/layers/attention/triton_backend.py",)
-_kernels = sglang_dcp_modules.kernels
-
-
-def _given() -> sglang_wheel.Given:
-    dcp = vars(sglang_dcp_modules.kernels()) | vars(sglang_dcp_modules.layout())
-    dcp["cp_lse_ag_out_rs_mha"] = sglang_dcp_modules.comm().cp_lse_ag_out_rs_mha
-    told = sglang_dcp_modules.given(cuda=False)
-    told["sglang.srt.utils"] |= {"is_gfx942_supported": lambda: False, "is_gfx95_supported": lambda: False}
-    told["sglang.srt.layers.dcp"] = dcp
-    told["sglang.srt.layers.attention.base_attn_backend"] = {"AttentionBackend": object}
-    return told
-
-
-@KernelLoader
-def _backend() -> ModuleType:
-    return sglang_wheel.load(BACKEND, _given())
-
-
-def _unavailable(engine: Engine) -> str | None:
-    return sglang_dcp_modules.missing(engine) or sglang_wheel.missing(BACKEND, engine)
-
+from suites.targets import ranks, sglang_attention, sglang_dcp_backend, sglang_dcp_modules, sglang_wheel
+from suites.targets.sglang_dcp_backend import Mode, Step, widened_table
+from suites.targets.source_trees import other_arch
 
 STEP = (
     ("1714-1757", "c09161c77e4586064c0d70c5dda4f943378510a4facb187590ac31e17b0e6e73"),
@@ -60,97 +33,45 @@ CONVENTION = replace(
 
 def _step(
     count: int,
-    run: Callable[[Sequence[ranks.Rank]], list[Tensor]],
+    run: ranks.Run,
+    mode: Mode,
+    lean: bool,
     q: Tensor,
     k_cache: Tensor,
     v_cache: Tensor,
     kv_indptr: Tensor,
     slots: Tensor,
-    options: dict[str, Any],
+    *,
+    window: int | None,
+    **options: Any,
 ) -> Tensor:
-    """All ranks' share of the heads, put together: [B, H, D_v]."""
+    """All ranks' share of the heads, put together: [Tq, H, D_v]. The drafts to verify are a request's last keys."""
     lengths = kv_indptr.diff()
     if not len(lengths):
         return torch.empty(0, q.shape[1], v_cache.shape[2], dtype=q.dtype, device=q.device)
-    table = widened_table(lengths, slots, count)
-    work = [partial(_rank, rank, count, q, (k_cache, v_cache), lengths, table, options) for rank in range(count)]
-    shares = run(work)
-    return torch.cat([share.view(len(q), q.shape[1] // count, -1) for share in shares], 1)
-
-
-def widened_table(lengths: Tensor, slots: Tensor, count: int) -> Tensor:
-    """int32 [R, longest]: the widened slot of each position, its row times the number of ranks plus its owner."""
-    table = torch.zeros(len(lengths), max(1, int(lengths.max())), dtype=torch.int32, device=slots.device)
-    for row, own in enumerate(slots.split(lengths.tolist())):
-        table[row, : len(own)] = own * count + torch.arange(len(own), device=slots.device) % count
-    return table
-
-
-def _rank(
-    rank: int,
-    count: int,
-    q: Tensor,
-    caches: tuple[Tensor, Tensor],
-    lengths: Tensor,
-    table: Tensor,
-    options: dict[str, Any],
-    group: ranks.Group,
-) -> Tensor:
-    """One rank's decode step: its own query heads in, its own heads of the output out, [B, H / N * D_v]."""
-    batch, heads = len(q), q.shape[1] // count
-    dim_v, splits = caches[1].shape[2], sglang_attention.SPLITS
-    backend = SimpleNamespace(
-        dcp_size=count,
-        dcp_rank=rank,
-        device=q.device,
-        req_to_token=table,
-        max_kv_splits=splits,
-        enable_deterministic=True,
-        token_to_kv_pool=SimpleNamespace(
-            get_key_buffer=lambda layer: caches[0], get_value_buffer=lambda layer: caches[1]
-        ),
-        decode_attention_fwd=sglang_attention._decode().decode_attention_fwd,
+    new = k = v = None
+    prefixes = lengths
+    if mode is Mode.VERIFY:
+        queries = len(q) // len(lengths)
+        prefixes = lengths - queries
+        new = torch.cat([own[-queries:] for own in slots.split(lengths.tolist())])
+        k, v = k_cache[new], v_cache[new]
+    step = Step(
+        count=count,
+        mode=mode,
+        q=q,
+        k=k,
+        v=v,
+        k_cache=k_cache,
+        v_cache=v_cache,
+        lengths=prefixes,
+        query_lens=torch.full_like(lengths, len(q) // len(lengths)),
+        table=widened_table(lengths, slots, count),
+        radius=-1 if window is None else window,
+        options=options,
+        lean=lean,
     )
-    methods = _backend().TritonAttnBackend
-    backend._dcp_lens = partial(methods._dcp_lens, backend)
-    requests = torch.arange(batch, dtype=torch.int32, device=q.device)
-    indptr = torch.zeros(batch + 1, dtype=torch.int32, device=q.device)
-    indptr, indices, _ = methods._dcp_kv_indices(backend, requests, lengths, indptr)
-    shape = (batch, q.shape[1], splits)
-    backend.forward_metadata = SimpleNamespace(
-        kv_indptr=indptr,
-        kv_indices=indices,
-        attn_logits=torch.empty(*shape, dim_v, dtype=torch.float32, device=q.device),
-        attn_lse=torch.empty(shape, dtype=torch.float32, device=q.device),
-        num_kv_splits=torch.arange(batch, dtype=torch.int32, device=q.device) % splits + 1,
-        swa_attn_logits=None,
-        **dict.fromkeys(("lean_Mp", "lean_Lp", "lean_Op", "lean_locks", "uneven_batch")),
-    )
-    scales = (options["k_descale"], options["v_descale"])
-    layer = SimpleNamespace(
-        layer_id=0,
-        tp_q_head_num=heads,
-        tp_k_head_num=caches[0].shape[1],
-        qk_head_dim=q.shape[2],
-        v_head_dim=dim_v,
-        logit_capping_method="tanh",
-        logit_cap=options["soft_cap"] or 0.0,
-        scaling=options["scale"],
-        sliding_window_size=-1,
-        xai_temperature_len=-1,
-        # The backend uses scales only where a layer has both.
-        k_scale=None if scales == (None, None) else scales,
-        v_scale=None if scales == (None, None) else scales,
-        k_scale_float=1.0 if scales[0] is None else float(scales[0]),
-        v_scale_float=1.0 if scales[1] is None else float(scales[1]),
-    )
-    own = q[:, rank * heads : (rank + 1) * heads].flatten(1)
-    # Later versions import within the step.
-    with sglang_dcp_modules.as_rank(group, q.device), scoped_imports(sglang_wheel.packages(_given())):
-        result: Tensor = methods.forward_decode(
-            backend, own, None, None, layer, None, save_kv_cache=False, sinks=options["sinks"]
-        )
-    return result
+    return sglang_dcp_backend.run(step, run)
 
 
 SUPPORTS = Supports(
@@ -178,31 +99,45 @@ LATENT = replace(
 
 
 def _target(
-    count: int, name: str, supports: Supports, run: Callable[[Sequence[ranks.Rank]], list[Tensor]] = ranks.stepped
+    count: int,
+    name: str,
+    supports: Supports,
+    run: ranks.Run = ranks.stepped,
+    *,
+    mode: Mode = Mode.DECODE,
+    lean: bool = False,
+    **convention: Any,
 ) -> Callable[..., Tensor]:
-    """The target for ``count`` ranks."""
-    fp8 = bool(supports.kv_dtypes)
+    """The target for ``count`` ranks; ``convention``: where it differs from the usual one."""
+    usual = CONVENTION if supports.kv_dtypes else replace(CONVENTION, descales=Descales())
 
     @declare.paged_decode(
         name=f"sglang.dcp.decode.{name}",
-        convention=CONVENTION if fp8 else replace(CONVENTION, descales=Descales()),
-        precision=sglang_attention._with_fp8(_precision(count), *supports.kv_dtypes),
+        convention=replace(usual, **convention),
+        precision=sglang_attention._with_fp8(_precision(count, supports), *supports.kv_dtypes),
         supports=supports,
-        unavailable=_unavailable,
+        unavailable=_lean_unavailable if lean else sglang_dcp_backend.missing,
         engines=tuple(Engine) if run is ranks.stepped else (Engine.EMULATOR,),
     )
     def decode(q: Tensor, k_cache: Tensor, v_cache: Tensor, kv_indptr: Tensor, slots: Tensor, **options: Any) -> Tensor:
-        return _step(count, run, q, k_cache, v_cache, kv_indptr, slots, options)
+        return _step(count, run, mode, lean, q, k_cache, v_cache, kv_indptr, slots, **options)
 
     return decode
 
 
-def _precision(count: int) -> Precision:
+def _lean_unavailable(engine: Engine) -> str | None:
+    if not sglang_dcp_modules.later():
+        return "the work-centric (lean) decode kernel came after sglang 0.5.16"
+    return other_arch(MI300X, engine) or sglang_dcp_backend.missing(engine)
+
+
+def _precision(count: int, supports: Supports) -> Precision:
     """Partial outputs of a rank are float32, and so are their weighting and their sum."""
+    usual = sglang_attention.PLAIN if supports.group_sizes == (1,) else sglang_attention.GROUPED
     return replace(
-        sglang_attention.GROUPED,
-        source=f"{sglang_attention.GROUPED.source}; forward_decode: each rank's output and log-sum-exp in float32",
-        cited=sglang_attention.GROUPED.cited + sglang_wheel.cited(BACKEND * 2, *STEP),
+        usual,
+        source=f"{usual.source}; forward_decode: each rank's output and log-sum-exp in float32",
+        cited=usual.cited + sglang_wheel.cited(sglang_dcp_backend.FILES * 2, *STEP),
         ranks=count,
         rank_ownership=RankOwnership.CYCLIC,
     )
@@ -212,3 +147,19 @@ def _precision(count: int) -> Precision:
 # and real processes in tests.
 two_ranks = _target(2, "2_ranks", SUPPORTS)
 three_ranks_latent = _target(3, "3_ranks_latent", LATENT)
+
+FEW = Supports(
+    dtypes=("bf16",), head_dims=(64,), page_sizes=(16,), num_kv_heads=(1,), group_sizes=(4,), max_query_len=1
+)
+"""For steps that come out wrong whatever they are asked."""
+
+NO_SINKS = SinkUnits.UNSUPPORTED
+window = _target(
+    2,
+    "window.2_ranks",
+    replace(FEW, features=frozenset({"window"})),
+    sink=NO_SINKS,
+    window=Window(meaning=WindowMeaning.LEFT, off=(-1,)),
+)
+verify = _target(2, "verify.2_ranks", replace(FEW, max_query_len=4), mode=Mode.VERIFY, sink=NO_SINKS)
+lean = _target(2, "lean.2_ranks", replace(FEW, archs=("gfx942",)), lean=True, sink=NO_SINKS)

@@ -1,26 +1,22 @@
 """One extend step of sglang's Triton backend over several ranks, which share a prefix; each has the new tokens.
 
 Every rank attends its own heads to the new tokens, and all heads to its share of the prefix; shares are merged and
-joined. The method is the backend's own, called on a stand-in that holds what it reads (``sglang_dcp_decode``).
+joined.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
 from dataclasses import replace
-from functools import partial
-from types import SimpleNamespace
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from oracle import Precision, Supports, declare
-from oracle.convention import Descales, SinkUnits, Window
+from oracle.convention import SinkUnits, Window
 from oracle.kinds import Engine
-from suites.targets import ranks, sglang_attention, sglang_dcp_decode, sglang_dcp_modules, sglang_wheel
-
-_backend, _kernels, _extend = sglang_dcp_decode._backend, sglang_dcp_modules.kernels, sglang_attention._extend
+from suites.targets import ranks, sglang_attention, sglang_dcp_backend, sglang_dcp_modules, sglang_wheel
+from suites.targets.sglang_dcp_backend import Mode, Step
 
 CONVENTION = replace(
     sglang_attention.EXTEND_CONVENTION,
@@ -28,10 +24,10 @@ CONVENTION = replace(
     index_dtypes=("int32",),
     sink=SinkUnits.UNSUPPORTED,
     window=Window(),
-    descales=Descales(),
 )
 SUPPORTS = Supports(
     dtypes=("bf16", "fp16"),
+    kv_dtypes=("e4m3fn",),
     head_dims=(64,),
     page_sizes=(16,),
     # Up to 0.5.16 no model gives the ranks of a group the same keys unless there is one head of them.
@@ -52,14 +48,14 @@ def _precision(count: int) -> Precision:
     return replace(
         usual,
         source=f"{usual.source}; _forward_extend_dcp: the output and log-sum-exp of each part in float32",
-        cited=usual.cited + sglang_wheel.cited(sglang_dcp_decode.BACKEND * 2, *STEP),
+        cited=usual.cited + sglang_wheel.cited(sglang_dcp_backend.FILES * 2, *STEP),
         ranks=count + 1,
     )
 
 
 def _step(
     count: int,
-    run: Callable[[Sequence[ranks.Rank]], list[Tensor]],
+    run: ranks.Run,
     *,
     q: Tensor,
     k: Tensor,
@@ -75,76 +71,31 @@ def _step(
     prefixes = kv_indptr.diff()
     if not len(q):
         return torch.empty(0, q.shape[1], v.shape[2], dtype=q.dtype, device=q.device)
-    table = sglang_dcp_decode.widened_table(prefixes, slots, count)
-    shared = (k, v, k_cache, v_cache, q_indptr, prefixes, table)
-    shares = run([partial(_rank, rank, count, q, *shared, options) for rank in range(count)])
-    return torch.cat([share.view(len(q), q.shape[1] // count, -1) for share in shares], 1)
-
-
-def _rank(
-    rank: int,
-    count: int,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    k_cache: Tensor,
-    v_cache: Tensor,
-    q_indptr: Tensor,
-    prefixes: Tensor,
-    table: Tensor,
-    options: dict[str, Any],
-    group: ranks.Group,
-) -> Tensor:
-    """One rank's extend step: its own query heads in, its own heads of the output out, [Tq, H / N * D_v]."""
-    heads = q.shape[1] // count
-    methods = _backend().TritonAttnBackend
-    backend = SimpleNamespace(
-        dcp_size=count,
-        dcp_rank=rank,
-        device=q.device,
-        req_to_token=table,
-        token_to_kv_pool=SimpleNamespace(get_key_buffer=lambda layer: k_cache, get_value_buffer=lambda layer: v_cache),
-        extend_attention_fwd=_extend().extend_attention_fwd,
+    step = Step(
+        count=count,
+        mode=Mode.EXTEND,
+        q=q,
+        k=k,
+        v=v,
+        k_cache=k_cache,
+        v_cache=v_cache,
+        lengths=prefixes,
+        query_lens=q_indptr.diff(),
+        table=sglang_dcp_backend.widened_table(prefixes, slots, count),
+        radius=-1,
+        options=options,
     )
-    backend._dcp_lens = partial(methods._dcp_lens, backend)
-    requests = torch.arange(len(prefixes), dtype=torch.int32, device=q.device)
-    indptr = torch.zeros(len(prefixes) + 1, dtype=torch.int32, device=q.device)
-    indptr, indices, _ = methods._dcp_kv_indices(backend, requests, prefixes, indptr)
-    backend.forward_metadata = SimpleNamespace(
-        kv_indptr=indptr,
-        kv_indices=indices,
-        qo_indptr=q_indptr,
-        max_extend_len=int(q_indptr.diff().max()),
-        custom_mask=None,
-    )
-    layer = SimpleNamespace(
-        layer_id=0,
-        tp_q_head_num=heads,
-        tp_k_head_num=k.shape[1],
-        qk_head_dim=q.shape[2],
-        v_head_dim=v.shape[2],
-        scaling=options["scale"],
-        sliding_window_size=-1,
-        xai_temperature_len=-1,
-        k_scale=None,
-        v_scale=None,
-    )
-    own = q[:, rank * heads : (rank + 1) * heads].flatten(1)
-    with sglang_dcp_modules.as_rank(group, q.device):
-        result: Tensor = methods._forward_extend_dcp(
-            backend, own, k, v, layer, None, options["causal"], options["soft_cap"] or 0.0, None
-        )
-    return result
+    return sglang_dcp_backend.run(step, run)
 
 
 def _unavailable(engine: Engine) -> str | None:
-    return sglang_dcp_decode._unavailable(engine) or sglang_attention._no_extend(engine)
+    return sglang_dcp_backend.missing(engine) or sglang_attention._no_extend(engine)
 
 
 @declare.varlen_extend(
     name="sglang.dcp.extend.2_ranks",
     convention=CONVENTION,
-    precision=_precision(2),
+    precision=sglang_attention._with_fp8(_precision(2), *SUPPORTS.kv_dtypes),
     supports=SUPPORTS,
     unavailable=_unavailable,
 )

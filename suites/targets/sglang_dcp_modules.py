@@ -1,10 +1,11 @@
 """sglang's modules for decode context parallel, and what they find out about their rank.
 
-sglang keeps a rank's group in a global; so does this module, for as long as ``as_rank`` says.
+sglang keeps a rank's group in a global; so does this module, one for each thread, for as long as ``as_rank`` says.
 """
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from types import ModuleType, SimpleNamespace
@@ -24,26 +25,32 @@ LAYOUT = ("srt/layers/dcp/layout.py",)
 METADATA = ("srt/layers/dcp/metadata.py",)
 PLANNER = ("srt/layers/dcp/planner.py",)
 
-_group: ranks.Group | None = None
-_device: torch.device | str = "cpu"
+
+class _Here(threading.local):
+    """What the code of this thread is to find."""
+
+    group: ranks.Group | None = None
+    device: torch.device | str = "cpu"
+
+
+_here = _Here()
 
 
 @contextmanager
 def as_rank(group: ranks.Group, device: torch.device | str = "cpu") -> Iterator[None]:
     """Within the block sglang's code takes itself for the rank of ``group``, and makes its tensors on ``device``."""
-    global _group, _device
-    before = _group, _device
-    _group, _device = group, device
+    before = _here.group, _here.device
+    _here.group, _here.device = group, device
     try:
         yield
     finally:
-        _group, _device = before
+        _here.group, _here.device = before
 
 
 def _current() -> ranks.Group:
-    if _group is None:
+    if _here.group is None:
         raise RuntimeError("sglang asks for its rank outside of as_rank")
-    return _group
+    return _here.group
 
 
 def _parallel() -> SimpleNamespace:
@@ -72,9 +79,9 @@ def given(*, cuda: bool = True) -> dict[str, dict[str, Any]]:
         },
         "sglang.srt.runtime_context": {
             "get_parallel": _parallel,
-            "get_device": lambda: SimpleNamespace(device=_device),
+            "get_device": lambda: SimpleNamespace(device=_here.device),
         },
-        "sglang.srt.server_args": {"get_global_server_args": lambda: SimpleNamespace(device=_device)},
+        "sglang.srt.server_args": {"get_global_server_args": lambda: SimpleNamespace(device=_here.device)},
         "sglang.srt.model_executor.forward_context": {
             "get_attn_backend": lambda: SimpleNamespace(kv_index_translator=_Translator())
         },

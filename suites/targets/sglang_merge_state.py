@@ -46,20 +46,22 @@ SUPPORTS = Supports(
     features=frozenset({"empty"}),
 )
 MANY = replace(SUPPORTS, parts=(3, 2, 4, 5, 8))
-LEVELS = max(MANY.parts) - 1
-"""Merges in a row, at most."""
-REPEATED = {
-    dtype: replace(
+
+
+def repeated(dtype: str, levels: int) -> Precision:
+    """Of so many merges in a row, each of which takes the result of the one before, in ``dtype``."""
+    return replace(
         PRECISION,
         source=f"{PRECISION.source}, which is the next merge's input: each error as often as there are merges",
-        exp_error=LEVELS * PRECISION.exp_error,
-        exp_argument_roundings=LEVELS * PRECISION.exp_argument_roundings,
-        log_error=LEVELS * PRECISION.log_error,
+        exp_error=levels * PRECISION.exp_error,
+        exp_argument_roundings=levels * PRECISION.exp_argument_roundings,
+        log_error=levels * PRECISION.log_error,
         rank_dtype=dtype,
         reduce_dtype=dtype,
     )
-    for dtype in SUPPORTS.dtypes
-}
+
+
+REPEATED = {dtype: repeated(dtype, max(MANY.parts) - 1) for dtype in SUPPORTS.dtypes}
 
 
 @declare.lse_merge(

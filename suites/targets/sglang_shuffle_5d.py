@@ -13,6 +13,7 @@ from oracle.convention import Fp8Flavour
 from oracle.kinds import Engine, IndexForm, KVLayout
 from oracle.precision import EXACT_COPY
 from suites.targets import sglang_wheel
+from suites.targets.checked import checked
 
 FILES = (
     "srt/layers/attention/utils.py",
@@ -61,6 +62,7 @@ def _unavailable(engine: Engine) -> str | None:
     unavailable=_unavailable,
     runs=("sglang launch_reshape_and_cache_shuffle_5d",),
 )
+@checked(CONVENTION)
 def write(
     key: Tensor, value: Tensor, k_cache: Tensor, v_cache: Tensor, slots: Tensor, *, slot_map: Tensor | None
 ) -> None:
@@ -76,6 +78,7 @@ def write(
     unavailable=_unavailable,
     runs=("sglang launch_gather_shuffle_5d_to_linear",),
 )
+@checked(CONVENTION)
 def gather(k_cache: Tensor, v_cache: Tensor, slots: Tensor) -> tuple[Tensor, Tensor]:
     """Read keys and values of the slots from the pool."""
     key, value = _kernels().launch_gather_shuffle_5d_to_linear(k_cache, v_cache, slots)

@@ -14,6 +14,7 @@ from oracle import Convention, Precision, Supports, declare
 from oracle.convention import DefaultScale, EmptyLse, LseLayout, SinkUnits, Window, WindowMeaning
 from oracle.kinds import Engine, IndexForm, KVLayout
 from oracle.precision import Citation
+from suites.targets.checked import checked
 from suites.targets.source_trees import TOKENSPEED
 
 FOLDER = "ops/gfx950/attention/mha"
@@ -104,6 +105,7 @@ def _empty(q: Tensor) -> Tensor:
     engines=(Engine.EMULATOR, Engine.HIP),
     unavailable=_no_decode,
 )
+@checked(CONVENTION)
 def decode(
     q: Tensor,
     k_cache: Tensor,
@@ -153,6 +155,7 @@ def decode(
     engines=(Engine.EMULATOR, Engine.HIP),
     unavailable=_no_extend,
 )
+@checked(CONVENTION)
 def extend(
     q: Tensor,
     k_cache: Tensor,
@@ -216,6 +219,7 @@ def extend(
     engines=(Engine.EMULATOR, Engine.HIP),
     unavailable=_no_prefill,
 )
+@checked(CONVENTION)
 def prefill(
     q: Tensor,
     k: Tensor,

@@ -17,6 +17,7 @@ from oracle import Convention, Precision, Supports, declare
 from oracle.convention import DefaultScale, LseLayout, Window, WindowMeaning
 from oracle.kinds import Engine
 from oracle.precision import Accumulation, MatrixUnit
+from suites.targets.checked import checked
 
 CONVENTION = Convention(
     source="torch documentation, torch.nn.functional.scaled_dot_product_attention",
@@ -157,6 +158,7 @@ def _by_request(
 
 
 @declare.varlen_extend(name="torch.sdpa", convention=CONVENTION, precision=PRECISION, supports=SUPPORTS)
+@checked(CONVENTION)
 def sdpa(
     q: Tensor,
     k: Tensor,
@@ -178,6 +180,7 @@ def sdpa(
 
 
 @declare.varlen_extend(name="torch.sdpa_with_lse", convention=CONVENTION_LSE, precision=PRECISION, supports=SUPPORTS)
+@checked(CONVENTION)
 def sdpa_with_lse(
     q: Tensor,
     k: Tensor,
@@ -218,6 +221,7 @@ def _flex_can(engine: Engine) -> str | None:
 
 
 @declare.varlen_extend(name="torch.sdpa_math", convention=CONVENTION, precision=MATH, supports=SUPPORTS)
+@checked(CONVENTION)
 def sdpa_math(
     q: Tensor,
     k: Tensor,
@@ -247,6 +251,7 @@ def sdpa_math(
     engines=(Engine.CUDA,),
     unavailable=_torch_can,
 )
+@checked(CONVENTION)
 def sdpa_flash(
     q: Tensor,
     k: Tensor,
@@ -311,6 +316,7 @@ def _eager_flex(*operands: Tensor, **options: Any) -> Any:
     engines=(Engine.CUDA,),
     unavailable=_flex_can,
 )
+@checked(CONVENTION)
 def flex(
     q: Tensor,
     k: Tensor,
@@ -335,6 +341,7 @@ def flex(
     # On a GPU its second product may be split into partial sums of its own dtype.
     engines=(Engine.EMULATOR,),
 )
+@checked(CONVENTION)
 def flex_eager(
     q: Tensor,
     k: Tensor,

@@ -24,12 +24,12 @@ from fuzz.cli import main
 from fuzz.instance import build
 from fuzz.instance.pool import own_pages
 from fuzz.ledger import Defect
-from fuzz.report.summary import fault, print_findings
+from fuzz.report.summary import print_findings
 from oracle.declare import declaration_of
 from oracle.kinds import Engine
 from oracle.verdict import Verdict
 from suites.fuzz import planted
-from suites.fuzz.cases import extend_case
+from suites.fuzz.cases import decode_case, extend_case
 
 PLANTED = ["--targets", "suites.fuzz.planted", "--engine", "emulator"]
 CASE = extend_case(context_lens=[12, 9], query_lens=[2, 9], window=5)
@@ -91,7 +91,7 @@ def test_a_finding_and_its_signature_name_the_class() -> None:
     assert [(f.check, f.diagnosis) for f in found] == [(Check.LSE, "lse_base")]
     assert found[0].signature["diagnosis"] == "lse_base"
     assert found[0].to_dict()["diagnosis"] == "lse_base"
-    assert fault(found[0]) == ("planted", Check.LSE, "lse_base", None)
+    assert found[0].fault == ("planted", Check.LSE, "lse_base", None)
 
 
 def test_checks_that_compare_outputs_share_the_diagnosis_of_the_values() -> None:
@@ -161,6 +161,14 @@ def test_surroundings_are_the_slots_behind_the_keys() -> None:
     assert (
         surroundings(Execution(Poison.POSITIVE, build(CASE, Poison.POSITIVE, "cpu"), {}, {}, {}, 0, ())).stale is None
     )
+
+
+def test_of_a_huge_pool_the_pages_are_known_and_no_slot_is_read() -> None:
+    case = decode_case(context_lens=[17, 3], index_form="page_table", pool="huge", dtype="bf16", kv_dtype="bf16")
+    run = Execution(Poison.POSITIVE, build(case, Poison.POSITIVE, "cpu"), {}, {}, {}, 0, ())
+    around = surroundings(run)
+    assert around.pages == tuple(tuple(pages) for pages in own_pages(case))
+    assert around.stale is None
 
 
 def test_what_did_not_fail_is_left_as_it_is() -> None:

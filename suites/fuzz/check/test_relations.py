@@ -14,10 +14,10 @@ from torch import Tensor
 
 from fuzz import engine as engines
 from fuzz.buffers import Poison
-from fuzz.case import Case, Placement, Pool
-from fuzz.check.relations import alone, elsewhere
+from fuzz.case import Case, Placement, Pool, Probe
 from fuzz.check.result import CaseResult, Check
 from fuzz.check.run import check_case
+from fuzz.check.variations import alone, as_extend, beside, elsewhere, rescalable, rescale, turned, unsaturated
 from fuzz.instance import build
 from fuzz.instance.pool import pages
 from oracle import declare
@@ -27,7 +27,8 @@ from oracle.verdict import Verdict
 from suites.fuzz.cases import backend_case, decode_case, extend_case, gather_case
 from suites.targets.portable import targets
 
-RELATIONS = (Check.PAGES, Check.BATCH, Check.AGREEMENT)
+ALWAYS = (Check.PAGES, Check.BATCH, Check.SETTINGS, Check.AGREEMENT)
+RELATIONS = (*ALWAYS, Check.FRESH, Check.CHUNKS, Check.RESCALED)
 DECODE = declaration_of(targets.decode)
 assert DECODE is not None
 Wrong = Callable[..., Any]
@@ -51,9 +52,9 @@ def with_function(function: Wrong, **changes: Any) -> Declaration:
 
 def test_the_relations_of_a_right_kernel_hold() -> None:
     partner = with_function(targets.decode)
-    assert found(with_function(targets.decode, agrees_with=partner), decoding()) == dict.fromkeys(
-        RELATIONS, Verdict.PASS
-    )
+    for case in (decoding(), decoding(kv_dtype="e4m3fnuz", k_descale="head", v_descale="tensor")):
+        held = (*ALWAYS, Check.RESCALED) if case.kv_dtype != case.dtype else ALWAYS
+        assert found(with_function(targets.decode, agrees_with=partner), case) == dict.fromkeys(held, Verdict.PASS)
 
 
 def test_a_result_that_depends_on_page_numbers_fails() -> None:
@@ -65,15 +66,138 @@ def test_a_result_that_depends_on_page_numbers_fails() -> None:
     assert found(with_function(wrong), case)[Check.PAGES] is Verdict.FAIL
 
 
-def test_a_result_that_depends_on_the_batch_fails_only_where_it_was_declared_not_to() -> None:
+@pytest.mark.parametrize(
+    ("blame", "bitwise", "verdict"),
+    [(1e-6, True, Verdict.FAIL), (1e-6, False, Verdict.PASS), (1e-2, False, Verdict.FAIL), (0.0, True, Verdict.PASS)],
+)
+def test_a_result_that_depends_on_the_batch_fails_by_bits_only_where_it_was_declared(
+    blame: float, bitwise: bool, verdict: Verdict
+) -> None:
     def wrong(lengths: Tensor, **given: Any) -> Any:
         out, lse = targets.decode(lengths=lengths, **given)
-        return out * (1 + 1e-6 * len(lengths)), lse
+        return out * (1 + blame * len(lengths)), lse
 
-    assert found(with_function(wrong), decoding())[Check.BATCH] is Verdict.FAIL
     assert DECODE is not None
-    lenient = replace(DECODE.supports, batch_invariant=False)
-    assert Check.BATCH not in found(with_function(wrong, supports=lenient), decoding())
+    supports = replace(DECODE.supports, batch_invariant=bitwise)
+    # Of values in 16 bits, so that 1e-6 is far within the rounding of both.
+    case = decoding() if bitwise else decoding(dtype="bf16", kv_dtype="bf16")
+
+    def rounded(**given: Any) -> Any:
+        out, lse = wrong(**given)
+        return out.to(given["q"].dtype), lse
+
+    assert found(with_function(rounded, supports=supports), case)[Check.BATCH] is verdict
+
+
+@pytest.mark.parametrize("output", ["out", "lse"])
+@pytest.mark.parametrize(("factor", "verdict"), [(0.0, Verdict.PASS), (1e-3, Verdict.FAIL)])
+@pytest.mark.parametrize("knob", ["splits", "block"])
+def test_a_result_that_depends_on_splits_or_on_the_size_of_a_partition_fails(
+    knob: str, factor: float, verdict: Verdict, output: str
+) -> None:
+    def wrong(splits: int = targets.SPLITS, block: int = targets.BLOCK_N, **given: Any) -> Any:
+        out, lse = targets.decode(splits=splits, block=block, **given)
+        blame = factor * {"splits": splits - targets.SPLITS, "block": block - targets.BLOCK_N}[knob]
+        return (out * (1 + blame), lse) if output == "out" else (out, lse + blame)
+
+    assert found(with_function(wrong, agrees_with=None), decoding())[Check.SETTINGS] is verdict
+
+
+def test_each_setting_is_judged_by_its_own_precision() -> None:
+    assert DECODE is not None
+    splits, block = DECODE.knobs
+    for seed in range(3):
+        tuned, words = turned(DECODE, splits, decoding(seed=seed))
+        assert tuned.precision_for("bf16").max_splits == splits.values[seed]
+        assert words == f"with splits {splits.values[seed]}: "
+    assert turned(DECODE, block, decoding(seed=1))[0].precision_for("bf16").tile == 16
+
+
+@pytest.mark.parametrize(
+    ("changes", "told"),
+    [
+        ({"keyword": "lengths"}, "knob.keyword"),
+        ({"keyword": "parts"}, "knob.keyword"),
+        ({"precision": "splits"}, "knob.precision"),
+        ({"values": ()}, "knob.values"),
+        ({"values": (1, "2")}, "knob.values"),
+    ],
+)
+def test_a_knob_is_a_keyword_with_a_default_and_a_field_of_the_precision(changes: dict[str, Any], told: str) -> None:
+    knob = declare.Knob(**({"keyword": "splits", "values": (1, 2), "precision": "max_splits"} | changes))
+    with pytest.raises(DeclarationError, match=told):
+        declare.paged_decode(name="x", convention=targets.DECODE, knobs=(knob,))(targets.decode)
+    with pytest.raises(DeclarationError, match="knobs"):
+        declare.paged_decode(name="x", convention=targets.DECODE, knobs=("splits",))  # type: ignore[arg-type]
+
+
+def scale_taken_for_the_query_too(**given: Any) -> Any:
+    """As if the query had been quantised by the scale of the keys."""
+    return targets.decode(**{**given, "scale": given["scale"] * float(given["k_descale"].flatten()[0])})
+
+
+def values_without_descale(**given: Any) -> Any:
+    return targets.decode(**{**given, "v_descale": None})
+
+
+def saturated_scale(**given: Any) -> Any:
+    return targets.decode(**{**given, "k_descale": given["k_descale"].clamp(min=1.0)})
+
+
+@pytest.mark.parametrize("kv_dtype", ["e4m3fn", "e4m3fnuz", "e5m2fnuz"])
+@pytest.mark.parametrize(
+    ("function", "verdict"),
+    [
+        (targets.decode, Verdict.PASS),
+        (scale_taken_for_the_query_too, Verdict.FAIL),
+        (values_without_descale, Verdict.FAIL),
+        (saturated_scale, Verdict.FAIL),
+    ],
+)
+def test_a_power_of_two_may_be_moved_from_a_descale(function: Wrong, verdict: Verdict, kv_dtype: str) -> None:
+    case = decoding(dtype="bf16", kv_dtype=kv_dtype, k_descale="tensor", v_descale="tensor", query_lens=[1, 1])
+    assert found(with_function(function, agrees_with=None, knobs=()), case)[Check.RESCALED] is verdict
+
+
+def test_what_is_rescaled_poses_the_same_problem() -> None:
+    for case in (
+        decoding(dtype="bf16", kv_dtype="e4m3fn", k_descale="tensor", v_descale="head"),
+        extend_case(
+            dtype="bf16",
+            kv_dtype="e5m2",
+            k_descale="tensor",
+            v_descale="tensor",
+            prefix="pool",
+            head_dim=64,
+            v_head_dim=64,
+        ),
+    ):
+        plain, changed = build(case, Poison.POSITIVE), build(case, Poison.POSITIVE)
+        rescale(changed)
+        kept = {
+            name: b.view.double()
+            for name, b in plain.buffers.items()
+            if not name.endswith(("cache", "indptr", "slots"))
+        }
+        ratios = {name: changed.buffers[name].view.double() / kept[name] for name in kept if name != "page_table"}
+        assert torch.equal(ratios["q"], torch.full_like(ratios["q"], 2.0))
+        assert set(ratios["k_descale"].flatten().tolist()) == {0.5}
+        assert set(ratios["v_descale"].flatten().tolist()) == {2.0}
+        if "k" in ratios:
+            assert set(ratios["k"].flatten().tolist()) == {0.5}
+            assert set(ratios["v"].flatten().tolist()) == {2.0}
+
+
+def test_nothing_is_rescaled_without_a_descale_or_beyond_a_format() -> None:
+    assert not rescalable(decoding())
+    assert not rescalable(decoding(dtype="bf16", kv_dtype="e4m3fn"))
+    scaled = decoding(dtype="bf16", kv_dtype="e4m3fn", k_descale="tensor")
+    assert rescalable(scaled)
+    assert not rescalable(replace(scaled, probe=Probe.OUTLIERS))
+    instance = build(scaled, Poison.POSITIVE)
+    assert unsaturated(instance)
+    instance.buffers["q"].view[0, 0, 0] = 200.0
+    assert not unsaturated(instance)
 
 
 @pytest.mark.parametrize(("factor", "verdict"), [(1.0, Verdict.PASS), (1.01, Verdict.FAIL)])
@@ -84,6 +208,57 @@ def test_two_targets_that_must_agree(factor: float, verdict: Verdict) -> None:
 
     declaration = with_function(targets.decode, agrees_with=with_function(other))
     assert found(declaration, decoding(dtype="bf16", kv_dtype="bf16"))[Check.AGREEMENT] is verdict
+
+
+@pytest.mark.parametrize(("keys", "verdict"), [(0, Verdict.PASS), (1, Verdict.FAIL)])
+@pytest.mark.parametrize("queries", [1, 3])
+def test_decode_gives_what_extend_gives_the_last_tokens(queries: int, keys: int, verdict: Verdict) -> None:
+    def short(lengths: Tensor, **given: Any) -> Any:
+        return targets.decode(lengths=lengths - keys, **given)
+
+    case = decoding(dtype="bf16", kv_dtype="bf16", query_lens=[queries] * 2, window=9, soft_cap=5.0, sinks="normal")
+    assert found(with_function(short), case)[Check.AGREEMENT] is verdict
+
+
+def test_a_decode_and_its_extend_pose_one_problem() -> None:
+    extend = declaration_of(targets.extend_after_prefix)
+    linear = declaration_of(targets.extend)
+    assert extend is not None
+    assert linear is not None
+    case = decoding(dtype="bf16", kv_dtype="bf16", query_lens=[2, 2], placement="shuffled")
+    whole = build(case, Poison.POSITIVE).problem
+    assert whole is not None
+    for partner in (extend, linear):
+        other = as_extend(case, partner)
+        assert other is not None
+        problem = build(other, Poison.POSITIVE).problem
+        assert problem is not None
+        for name in ("q", "k", "v"):
+            assert torch.equal(getattr(problem, name), getattr(whole, name))
+        assert (problem.q_lens, problem.kv_lens) == (whole.q_lens, whole.kv_lens)
+    # What is passed beside an fp8 pool is in the model's dtype: other keys.
+    quantised = decoding(dtype="bf16", kv_dtype="e4m3fn")
+    assert as_extend(quantised, extend) is None
+    assert as_extend(quantised, linear) is not None
+    # A query before its request's first key has no token in a pool.
+    early = decoding(query_lens=[1, 1], context_lens=[9, 0])
+    assert as_extend(early, extend) is None
+    assert as_extend(early, linear) is not None
+
+
+def test_a_fresh_prompt_is_compared_with_itself_in_other_company() -> None:
+    fresh = backend_case(query_lens=[17, 3])
+    company = beside(fresh)
+    assert company is not None
+    assert (company.context_lens, company.query_lens) == ((17, 3, 3), (17, 3, 1))
+    assert beside(backend_case(query_lens=[17, 2])) == alone(backend_case(query_lens=[17, 2]))
+    assert beside(backend_case(query_lens=[16, 3])) is None
+    assert beside(extend_case()) is None
+    whole, more = (build(c, Poison.POSITIVE).problem for c in (fresh, company))
+    assert whole is not None
+    assert more is not None
+    assert torch.equal(more.q[:20], whole.q)
+    assert torch.equal(more.k[:20], whole.k)
 
 
 def test_what_depends_on_poison_is_not_asked_about_relations() -> None:
@@ -120,7 +295,14 @@ def test_the_first_request_alone_has_the_values_that_it_has_in_the_batch(
     assert torch.equal(single.problem.v, whole.problem.v[:keys])
 
 
+def a_gather(k_cache: Tensor, v_cache: Tensor, slots: Tensor) -> None:
+    """A gather, which no decode agrees with."""
+
+
+declare.kv_gather(name="x", convention=targets.SHUFFLE_5D)(a_gather)
+
+
 def test_a_partner_is_a_declared_function_of_the_same_operation() -> None:
-    for partner in (len, targets.extend):
+    for partner in (len, a_gather):
         with pytest.raises(DeclarationError, match="agrees_with"):
             declare.paged_decode(name="x", convention=targets.DECODE, agrees_with=partner)

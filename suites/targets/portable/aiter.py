@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from oracle.fp8 import FORMAT_OF_DTYPE, decode
-from suites.targets.portable.arguments import check_range, check_scale, check_shuffle_5d, check_table, require
+from suites.targets.arguments import check_range, check_scale, check_shuffle_5d, check_table, require
 from suites.targets.portable.attention import Keys, attention
 
 MULTIPROCESSORS = 304
@@ -58,10 +58,13 @@ def mha_batch_prefill_func(
     sink_ptr: Tensor | None = None,
     sink_size: int = 0,
 ) -> Tensor:
-    """Ragged prefill over linear keys and values [T, H, D], a page of one token: [Tq, Hq, D_v].
+    """Ragged prefill: [Tq, Hq, D_v].
 
-    The window is (left, right), -1 for no limit; causality is bottom-right. Descales belong to fp8 alone, whose
-    result is bf16. Raises ``ArgumentError`` before anything is launched.
+    Keys and values are linear, [tokens, heads, dim] (a page of one) or [pages, page size, heads, dim], or in
+    SHUFFLE 5D. Their pages: ``kv_page_indices``, those of request r from ``kv_indptr[r]`` on, of which the last one
+    holds ``kv_last_page_lens[r]``; or the rows of ``block_table``, with the lengths ``seqlen_k``. The window is
+    (left, right), -1 for no limit; causality is bottom-right. Descales belong to fp8 alone, whose result is bf16.
+    Raises ``ArgumentError`` before anything is launched.
     """
     plain = {
         "dropout_p": (dropout_p, 0.0),
@@ -69,14 +72,17 @@ def mha_batch_prefill_func(
         "return_lse": (return_lse, False),
         "return_attn_probs": (return_attn_probs, False),
         "out": (out, None),
-        "kv_last_page_lens": (kv_last_page_lens, None),
-        "block_table": (block_table, None),
-        "seqlen_k": (seqlen_k, None),
         "kv_block_descale": (kv_block_descale, None),
         "sink_size": (sink_size, 0),
     }
     _refuse(plain)
-    _check_prefill(q, k, v, cu_seqlens_q, kv_indptr, kv_page_indices)
+    page_size = _check_prefill(q, k, v, cu_seqlens_q)
+    if block_table is None:
+        counts, slots = _by_list(k, kv_indptr, kv_page_indices, kv_last_page_lens, page_size, len(cu_seqlens_q))
+    else:
+        counts, slots = _by_table(k, block_table, seqlen_k, page_size, len(cu_seqlens_q))
+    if k.dim() == 4:
+        k, v = k.flatten(0, 1), v.flatten(0, 1)
     left, right = window_size
     require(causal or right == -1, "window_size", window_size, "no limit to the right, or causal")
     fp8 = k.dtype.itemsize == 1
@@ -88,9 +94,9 @@ def mha_batch_prefill_func(
     keys = Keys(
         k=k,
         v=v,
-        index=kv_page_indices,
-        starts=kv_indptr[:-1],
-        counts=kv_indptr[1:] - kv_indptr[:-1],
+        index=slots.to(torch.int32),
+        starts=(counts.cumsum(0) - counts).to(torch.int32),
+        counts=counts.to(torch.int32),
         k_descale=k_descale if fp8 else None,
         v_descale=v_descale if fp8 else None,
     )
@@ -108,19 +114,69 @@ def mha_batch_prefill_func(
     return result
 
 
-def _check_prefill(q: Tensor, k: Tensor, v: Tensor, q_indptr: Tensor, kv_indptr: Tensor, indices: Tensor) -> None:
+PREFILL_PAGES = (1, 16, 1024)
+"""What aiter compiles prefill for."""
+
+
+def _check_prefill(q: Tensor, k: Tensor, v: Tensor, q_indptr: Tensor) -> int:
+    """What holds of the operands, whichever way pages are listed; returns the page size."""
+    dims = k.dim()
+    layouts = "3: [tokens, heads, dim], 4: [pages, page size, heads, dim], 5: SHUFFLE"
+    require(dims in (3, 4, 5), "k", f"{dims} dimensions", layouts)
+    require(v.dim() == dims, "v", f"{v.dim()} dimensions", f"those of k, {dims}")
     for name, given in (("k", k), ("v", v)):
-        require(given.dim() == 3, name, f"{given.dim()} dimensions", "3: [tokens, heads, dim], a page of one token")
         require(given.stride(-1) == 1, name, f"a last stride of {given.stride(-1)}", "1")
     require(q.dtype == k.dtype == v.dtype, "q, k, v", f"{q.dtype}, {k.dtype}, {v.dtype}", "one dtype")
-    require(k.shape[-1] == q.shape[-1], "k", f"head dim {k.shape[-1]}", f"the query's, {q.shape[-1]}")
-    require(v.shape[:2] == k.shape[:2], "v", list(v.shape), f"tokens and heads of k, {list(k.shape[:2])}")
-    require(q.shape[1] % k.shape[1] == 0, "q", f"{q.shape[1]} heads", f"a multiple of k's {k.shape[1]}")
-    require(len(q_indptr) == len(kv_indptr), "kv_indptr", f"{len(kv_indptr)} entries", f"{len(q_indptr)}")
-    tokens, total = int(q_indptr[-1]), int(kv_indptr[-1])
+    heads = k.shape[1] if dims != 4 else k.shape[2]
+    if dims == 5:
+        check_shuffle_5d(k, v, q.shape[-1])
+    else:
+        require(k.shape[-1] == q.shape[-1], "k", f"head dim {k.shape[-1]}", f"the query's, {q.shape[-1]}")
+        require(v.shape[:-1] == k.shape[:-1], "v", list(v.shape), f"all but the head dim of k, {list(k.shape)}")
+    require(q.shape[1] % heads == 0, "q", f"{q.shape[1]} heads", f"a multiple of k's {heads}")
+    tokens = int(q_indptr[-1])
     require(tokens == q.shape[0], "cu_seqlens_q", f"{tokens} tokens", f"the query's {q.shape[0]}")
+    page_size = {3: 1, 4: k.shape[1], 5: k.shape[-2]}[dims]
+    require(page_size in PREFILL_PAGES, "page size", page_size, ", ".join(map(str, PREFILL_PAGES)))
+    return int(page_size)
+
+
+def _by_list(
+    k: Tensor, indptr: Tensor, indices: Tensor, last: Tensor | None, page_size: int, entries: int
+) -> tuple[Tensor, Tensor]:
+    """Keys of each request and the slots of all, from a list of pages."""
+    require(len(indptr) == entries, "kv_indptr", f"{len(indptr)} entries", str(entries))
+    total, pages = int(indptr[-1]), indptr[1:] - indptr[:-1]
     require(total <= len(indices), "kv_page_indices", f"{len(indices)} entries", f"{total} and more")
-    check_range("kv_page_indices", indices[:total], k.shape[0], "tokens")
+    check_range("kv_page_indices", indices[:total], k.shape[0], "tokens" if k.dim() == 3 else "pages")
+    if page_size == 1:
+        return pages, indices[:total].long()
+    require(last is not None, "kv_last_page_lens", None, "a length a request, where pages hold more than one key")
+    if last is None:
+        raise TypeError("kv_last_page_lens")
+    require(len(last) == len(pages), "kv_last_page_lens", f"{len(last)} entries", str(len(pages)))
+    wrong = last[(pages > 0) & ((last < 1) | (last > page_size))]
+    require(not len(wrong), "kv_last_page_lens", int(wrong[0]) if len(wrong) else None, f"1 to {page_size}")
+    counts = torch.where(pages > 0, (pages - 1) * page_size + last, 0).long()
+    request, position = _positions(counts)
+    return counts, indices[indptr[request] + position // page_size].long() * page_size + position % page_size
+
+
+def _by_table(k: Tensor, table: Tensor, lengths: Tensor | None, page_size: int, entries: int) -> tuple[Tensor, Tensor]:
+    """Keys of each request and the slots of all, from a table of pages."""
+    require(lengths is not None, "seqlen_k", None, "a length a request, with block_table")
+    if lengths is None:
+        raise TypeError("seqlen_k")
+    require(len(lengths) == entries - 1, "seqlen_k", f"{len(lengths)} entries", str(entries - 1))
+    check_table(table, lengths, page_size, k.shape[0], "block_table")
+    request, position = _positions(lengths.long())
+    return lengths.long(), table[request, position // page_size].long() * page_size + position % page_size
+
+
+def _positions(counts: Tensor) -> tuple[Tensor, Tensor]:
+    """Request and position in it of each of its keys, request after request."""
+    request = torch.repeat_interleave(torch.arange(len(counts), device=counts.device), counts)
+    return request, torch.arange(len(request), device=counts.device) - (counts.cumsum(0) - counts)[request]
 
 
 def pa_decode_gluon(

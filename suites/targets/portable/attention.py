@@ -82,13 +82,14 @@ def attention(
     sinks: Tensor | None = None,
     soft_cap: float | None = None,
     splits: int = 1,
+    block: int = BLOCK_N,
     out: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Attention of ``q`` [Tq, Hq, D] over every part of the keys: out [Tq, Hq, D_v], lse float32 [Tq, Hq].
 
     The queries of request r are rows ``q_indptr[r]`` to ``q_indptr[r + 1]`` and its last positions among
     ``contexts[r]``. ``window`` counts keys, the query's own included; ``sinks`` [Hq] are logits. Each part is
-    cut into ``splits``.
+    cut into ``splits``, of whole steps of ``block`` keys, a power of two from 16.
     """
     heads, kv_heads, dim, dim_v = q.shape[1], parts[0].k.shape[1], q.shape[2], parts[0].v_dim
     longest = max((q_indptr[1:] - q_indptr[:-1]).tolist(), default=0)
@@ -145,7 +146,7 @@ def attention(
             CAPPED=soft_cap is not None,
             FP8=format_ is not None,
             BLOCK_M=BLOCK_M,
-            BLOCK_N=BLOCK_N,
+            BLOCK_N=block,
             BLOCK_D=_block(dim),
             BLOCK_DV=_block(dim_v),
         )

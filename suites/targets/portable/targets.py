@@ -12,6 +12,7 @@ from oracle import Convention, Precision, Supports, declare
 from oracle.convention import DefaultScale, Descales, Fp8Flavour, Granularity, LseLayout, SinkUnits, Window
 from oracle.convention import WindowMeaning as Meaning
 from oracle.kinds import IndexForm, KVLayout
+from suites.targets.checked import checked
 from suites.targets.portable.attention import BLOCK_N, Keys, attention
 from suites.targets.portable.attention import kernels as kernels  # the compile gate looks for it here
 
@@ -57,59 +58,15 @@ SUPPORTS = Supports(
 Result = tuple[Tensor, Tensor]
 
 
-@declare.paged_decode(
-    name="portable.shuffle_5d.decode",
-    convention=DECODE,
-    precision=replace(PRECISION, max_splits=SPLITS),
-    supports=replace(SUPPORTS, max_query_len=4, features=FEATURES - {"non_causal", "chunked"}),
-    unavailable=loader.missing_compiler,
-)
-def decode(
-    q: Tensor,
-    k_cache: Tensor,
-    v_cache: Tensor,
-    page_table: Tensor,
-    lengths: Tensor,
-    *,
-    scale: float,
-    window: int,
-    sinks: Tensor | None,
-    soft_cap: float | None,
-    k_descale: Tensor | None,
-    v_descale: Tensor | None,
-) -> Result:
-    """A few queries a request against a pool that holds their keys too."""
-    requests = len(lengths)
-    queries = q.shape[0] // requests if requests else 0
-    return attention(
-        q,
-        torch.arange(requests + 1, dtype=torch.int32, device=q.device) * queries,
-        lengths,
-        [
-            Keys(
-                k=k_cache,
-                v=v_cache,
-                index=page_table,
-                counts=lengths,
-                k_descale=k_descale,
-                v_descale=v_descale,
-            )
-        ],
-        scale=scale,
-        window=window or None,
-        sinks=sinks,
-        soft_cap=soft_cap,
-        splits=SPLITS,
-    )
-
-
 @declare.varlen_extend(
     name="portable.linear.extend",
     convention=LINEAR,
     precision=PRECISION,
     supports=SUPPORTS,
     unavailable=loader.missing_compiler,
+    runs=("portable attention",),
 )
+@checked(LINEAR)
 def extend(
     q: Tensor,
     k: Tensor,
@@ -148,7 +105,9 @@ def extend(
     # No query without a key: a new token is among its own keys.
     supports=replace(SUPPORTS, features=FEATURES - {"empty"}),
     unavailable=loader.missing_compiler,
+    runs=("portable attention",),
 )
+@checked(SHUFFLE_5D)
 def extend_after_prefix(
     q: Tensor,
     k: Tensor,
@@ -189,6 +148,62 @@ def extend_after_prefix(
         window=window or None,
         sinks=sinks,
         soft_cap=soft_cap,
+    )
+
+
+@declare.paged_decode(
+    name="portable.shuffle_5d.decode",
+    convention=DECODE,
+    precision=replace(PRECISION, max_splits=SPLITS),
+    supports=replace(SUPPORTS, max_query_len=4, features=FEATURES - {"non_causal", "chunked"}),
+    unavailable=loader.missing_compiler,
+    runs=("portable attention",),
+    agrees_with=extend_after_prefix,
+    knobs=(
+        declare.Knob(keyword="splits", values=(1, 2, 8), precision="max_splits"),
+        declare.Knob(keyword="block", values=(16,), precision="tile"),
+    ),
+)
+@checked(DECODE)
+def decode(
+    q: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    page_table: Tensor,
+    lengths: Tensor,
+    *,
+    scale: float,
+    window: int,
+    sinks: Tensor | None,
+    soft_cap: float | None,
+    k_descale: Tensor | None,
+    v_descale: Tensor | None,
+    splits: int = SPLITS,
+    block: int = BLOCK_N,
+) -> Result:
+    """A few queries a request against a pool that holds their keys too."""
+    requests = len(lengths)
+    queries = q.shape[0] // requests if requests else 0
+    return attention(
+        q,
+        torch.arange(requests + 1, dtype=torch.int32, device=q.device) * queries,
+        lengths,
+        [
+            Keys(
+                k=k_cache,
+                v=v_cache,
+                index=page_table,
+                counts=lengths,
+                k_descale=k_descale,
+                v_descale=v_descale,
+            )
+        ],
+        scale=scale,
+        window=window or None,
+        sinks=sinks,
+        soft_cap=soft_cap,
+        splits=splits,
+        block=block,
     )
 
 

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from suites.targets.sglang_backend.loading import FP8, Modules
+from suites.targets.sglang_backend.loading import Modules
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -255,7 +255,7 @@ def backend_of(
         use_triton_unified_attention=unified or slot_map is not None,
         req_to_token=req_to_token,
         input_dtype=input_dtype,
-        kv_cache_dtype=k_cache.dtype if k_cache.dtype is FP8 else input_dtype,
+        kv_cache_dtype=k_cache.dtype if k_cache.dtype.itemsize == 1 else input_dtype,
         page_size=k_cache.shape[3],
         head_dim=layer.head_dim,
         use_sliding_window_kv_pool=slot_map is not None,

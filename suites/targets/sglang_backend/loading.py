@@ -5,19 +5,20 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from types import ModuleType
 from typing import Any
 
 import torch
 
 from fuzz.engine import loader
+from fuzz.engine.emulator.facade import MI300X, MI350X, Device
 from fuzz.engine.loader import KernelLoader
 from oracle.kinds import Engine
 from suites.targets import aiter_pa_decode, sglang_wheel
 from suites.targets.portable import aiter
 from suites.targets.sglang_shuffle_5d import FILES as CACHE
-from suites.targets.source_trees import AITER
+from suites.targets.source_trees import AITER, amd_arch
 
 INDICES = (
     "srt/layers/attention/triton_ops/kv_indices.py",
@@ -32,8 +33,8 @@ STEPS = ("srt/layers/attention/aiter_utils.py",)
 BACKEND = ("srt/layers/attention/aiter_backend.py",)
 FILES = (CACHE, INDICES, POOL, SUB_POOL, STEPS, BACKEND)
 
-FP8 = torch.float8_e4m3fn
-"""sglang's fp8 where the GPU is a gfx950; a gfx942 has e4m3fnuz."""
+FP8 = {"gfx942": torch.float8_e4m3fnuz, "gfx950": torch.float8_e4m3fn}
+"""sglang's fp8, by the GPU that it finds."""
 
 
 class _Off:
@@ -92,13 +93,13 @@ def _names(files: tuple[str, ...]) -> list[str]:
     return [f"sglang.{name.removesuffix('.py').replace('/', '.')}" for name in files]
 
 
-def _machine() -> sglang_wheel.Given:
+def _machine(arch: str = "gfx950") -> sglang_wheel.Given:
     """What the files ask of the machine: an AMD GPU, fp8 in its format, no variable set."""
     utils: dict[str, Any] = dict.fromkeys(
         ("is_cuda", "is_npu", "is_cpu", "is_xpu", "cpu_has_amx_support", "is_gfx95_supported"), _no
     )
     utils |= {"is_hip": lambda: True, "get_bool_env_var": _no}
-    fp8 = {"fp8_dtype": FP8, "is_fp8_fnuz": _no}
+    fp8 = {"fp8_dtype": FP8[arch], "is_fp8_fnuz": lambda: arch == "gfx942"}
     return {
         "sglang.srt.utils": utils,
         "sglang.jit_kernel.utils": {"is_arch_support_pdl": _no},
@@ -124,21 +125,22 @@ def index_kernels() -> ModuleType:
 
 
 @cache
-def portable() -> Modules:
-    """The backend over our portable kernels in the place of aiter's."""
-    return _load(_beneath(aiter.get_recommended_splits, aiter.pa_decode_gluon))
+def portable(arch: str = "gfx950") -> Modules:
+    """The backend over our portable kernels in the place of aiter's, with the fp8 of ``arch``."""
+    return _load(_beneath(aiter.get_recommended_splits, aiter.pa_decode_gluon), arch)
 
 
 @cache
-def over_aiter() -> Modules:
+def over_aiter(device: Device = MI300X) -> Modules:
     """The backend over aiter's own decode. Its prefill is compiled C++, which only an AMD GPU runs."""
-    return _load(_beneath(aiter_pa_decode.get_recommended_splits, aiter_pa_decode.pa_decode_gluon))
+    decode = partial(aiter_pa_decode.pa_decode_gluon, device=device)
+    return _load(_beneath(aiter_pa_decode.get_recommended_splits, decode), str(device.arch))
 
 
 @cache
 def installed_aiter() -> Modules:
     """The backend over everything of an installed aiter, which it imports itself."""
-    return _load({})
+    return _load({}, amd_arch(MI350X))
 
 
 def _beneath(splits: Callable[..., int], decode: Callable[..., None]) -> sglang_wheel.Given:
@@ -153,8 +155,8 @@ def missing_aiter(engine: Engine) -> str | None:
     return missing(engine) or AITER.missing(aiter_pa_decode.FILES, engine)
 
 
-def _load(beneath: sglang_wheel.Given) -> Modules:
-    given = dict(_machine()) | dict(beneath)
+def _load(beneath: sglang_wheel.Given, arch: str) -> Modules:
+    given = dict(_machine(arch)) | dict(beneath)
     # Up to 0.5.16 the cache kernels' file passes the index kernels on; as it was loaded alone, it has placeholders.
     found = vars(cache_kernels()) | vars(index_kernels())
     given |= dict.fromkeys((*_names(CACHE), *_names(INDICES)), found)

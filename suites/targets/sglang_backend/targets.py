@@ -12,16 +12,19 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fuzz.engine.emulator.facade import MI300X, MI350X, Device
 from oracle import Convention, Precision, Supports, declare
 from oracle.convention import DefaultScale, Descales, Fp8Flavour, Granularity, SinkUnits, Window, WindowMeaning
 from oracle.kinds import Engine, IndexForm, KVLayout
 from suites.targets import aiter_pa_decode, aiter_prefill
+from suites.targets.checked import checked
 from suites.targets.portable.aiter import MOST_SPLITS
 from suites.targets.portable.targets import PRECISION as PORTABLE
 from suites.targets.portable.targets import kernels as kernels  # the compile gate looks for it here
 from suites.targets.sglang_backend import fakes, loading
 from suites.targets.sglang_backend.loading import cache_kernels as cache_kernels
 from suites.targets.sglang_backend.loading import index_kernels as index_kernels
+from suites.targets.source_trees import other_arch
 
 CONVENTION = Convention(
     source="sglang's model code: a layer's scaling, logit_cap, sinks, scales; sliding_window_size is W - 1, -1 is off",
@@ -35,6 +38,7 @@ CONVENTION = Convention(
     fp8_flavour=Fp8Flavour.FN,
 )
 QUANTISED = replace(CONVENTION, descales=Descales(k=Granularity.TENSOR, v=Granularity.TENSOR))
+QUANTISED_FNUZ = replace(QUANTISED, fp8_flavour=Fp8Flavour.FNUZ)
 PRECISION: Precision = replace(
     PORTABLE,
     source=f"{PORTABLE.source}, in the place of aiter's kernels",
@@ -57,8 +61,12 @@ RUNS_EXTEND = (
     "portable mha_batch_prefill_func",
 )
 RUNS_DECODE = (*OWN, "sglang forward_decode_vectorized_5d", "portable pa_decode_gluon")
-# aiter's prefill of fp8 returns bf16 whatever the model computes in.
-FP8: dict[str, Any] = {"dtypes": ("bf16",), "kv_dtypes": ("e4m3fn",)}
+
+
+def _fp8(supports: Supports, kv_dtype: str = "e4m3fn") -> Supports:
+    """Over a pool of fp8. aiter's prefill of it returns bf16 whatever the model computes in."""
+    archs = ("gfx942",) if kv_dtype == "e4m3fnuz" else ()
+    return replace(supports, dtypes=("bf16",), kv_dtypes=(kv_dtype,), archs=archs)
 
 
 def _step(
@@ -122,6 +130,7 @@ def _step(
     unavailable=loading.missing,
     runs=RUNS_EXTEND,
 )
+@checked(CONVENTION)
 def extend(*tensors: Tensor, **options: Any) -> Tensor:
     """New tokens of each request: a fresh prompt, or a chunk after a prefix in the pool."""
     return _step(loading.portable(), False, True, *tensors, **options)
@@ -136,6 +145,7 @@ def extend(*tensors: Tensor, **options: Any) -> Tensor:
     runs=RUNS_DECODE,
     agrees_with=extend,
 )
+@checked(CONVENTION)
 def decode(*tensors: Tensor, **options: Any) -> Tensor:
     """One new token of each request."""
     return _step(loading.portable(), True, True, *tensors, **options)
@@ -149,6 +159,7 @@ def decode(*tensors: Tensor, **options: Any) -> Tensor:
     unavailable=loading.missing,
     runs=RUNS_DECODE,
 )
+@checked(CONVENTION)
 def decode_plain(*tensors: Tensor, **options: Any) -> Tensor:
     """The same for a model without layers with a sub-pool, and without SGLANG_USE_AITER_UNIFIED_ATTN."""
     return _step(loading.portable(), True, False, *tensors, **options)
@@ -164,6 +175,7 @@ def decode_plain(*tensors: Tensor, **options: Any) -> Tensor:
     runs=(*OWN, "sglang forward_decode_vectorized_5d", "aiter pa_decode_gluon"),
     agrees_with=extend,
 )
+@checked(CONVENTION)
 def decode_over_aiter(*tensors: Tensor, **options: Any) -> Tensor:
     """One new token of each request, through aiter's own decode."""
     return _step(loading.over_aiter(), True, True, *tensors, **options)
@@ -178,6 +190,7 @@ def decode_over_aiter(*tensors: Tensor, **options: Any) -> Tensor:
     unavailable=aiter_prefill.missing,
     runs=(*RUNS_EXTEND[:-1], "aiter mha_batch_prefill_func"),
 )
+@checked(CONVENTION)
 def extend_over_aiter(*tensors: Tensor, **options: Any) -> Tensor:
     """New tokens of each request, through aiter's own prefill."""
     return _step(loading.installed_aiter(), False, True, *tensors, **options)
@@ -187,10 +200,11 @@ def extend_over_aiter(*tensors: Tensor, **options: Any) -> Tensor:
     name="sglang.backend.extend_5d.fp8",
     convention=QUANTISED,
     precision=PRECISION,
-    supports=replace(EXTEND, **FP8),
+    supports=_fp8(EXTEND),
     unavailable=loading.missing,
     runs=RUNS_EXTEND,
 )
+@checked(CONVENTION)
 def extend_fp8(*tensors: Tensor, **options: Any) -> Tensor:
     """The same over a pool of fp8, with the layer's scales or the backend's."""
     return extend(*tensors, **options)
@@ -200,11 +214,114 @@ def extend_fp8(*tensors: Tensor, **options: Any) -> Tensor:
     name="sglang.backend.decode_5d.fp8",
     convention=QUANTISED,
     precision=PRECISION,
-    supports=replace(DECODE, **FP8),
+    supports=_fp8(DECODE),
     unavailable=loading.missing,
     runs=RUNS_DECODE,
     agrees_with=extend_fp8,
 )
+@checked(CONVENTION)
 def decode_fp8(*tensors: Tensor, **options: Any) -> Tensor:
     """The same over a pool of fp8, with the layer's scales or the backend's."""
     return decode(*tensors, **options)
+
+
+@declare.backend(
+    name="sglang.backend.extend_5d.fp8.gfx942",
+    convention=QUANTISED_FNUZ,
+    precision=PRECISION,
+    supports=_fp8(EXTEND, "e4m3fnuz"),
+    unavailable=loading.missing,
+    runs=RUNS_EXTEND,
+)
+@checked(CONVENTION)
+def extend_fp8_gfx942(*tensors: Tensor, **options: Any) -> Tensor:
+    """The same as on gfx942, whose fp8 is another."""
+    return _step(loading.portable("gfx942"), False, True, *tensors, **options)
+
+
+@declare.backend(
+    name="sglang.backend.decode_5d.fp8.gfx942",
+    convention=QUANTISED_FNUZ,
+    precision=PRECISION,
+    supports=_fp8(DECODE, "e4m3fnuz"),
+    unavailable=loading.missing,
+    runs=RUNS_DECODE,
+    agrees_with=extend_fp8_gfx942,
+)
+@checked(CONVENTION)
+def decode_fp8_gfx942(*tensors: Tensor, **options: Any) -> Tensor:
+    """The same as on gfx942, whose fp8 is another."""
+    return _step(loading.portable("gfx942"), True, True, *tensors, **options)
+
+
+def _aiter_fp8(device: Device, kv_dtype: str) -> dict[str, Any]:
+    """What is declared of aiter's decode over a pool of fp8, as on ``device``."""
+    return {
+        "precision": aiter_pa_decode.by_dtype(replace(aiter_pa_decode.PERSISTENT, max_splits=MOST_SPLITS), kv_dtype),
+        "supports": replace(
+            _fp8(DECODE, kv_dtype),
+            requires_finite_pool=aiter_pa_decode.SUPPORTS.requires_finite_pool,
+            archs=(device.arch or "",),
+        ),
+        "engines": (Engine.EMULATOR, Engine.HIP),
+        "unavailable": lambda engine: other_arch(device, engine) or loading.missing_aiter(engine),
+        "runs": (*OWN, "sglang forward_decode_vectorized_5d", "aiter pa_decode_gluon"),
+    }
+
+
+@declare.backend(
+    name="sglang.backend.decode_5d.aiter.fp8",
+    convention=QUANTISED,
+    agrees_with=extend_fp8,
+    **_aiter_fp8(MI350X, "e4m3fn"),
+)
+@checked(CONVENTION)
+def decode_over_aiter_fp8(*tensors: Tensor, **options: Any) -> Tensor:
+    """One new token of each request over a pool of fp8, through aiter's own decode."""
+    return _step(loading.over_aiter(MI350X), True, True, *tensors, **options)
+
+
+@declare.backend(
+    name="sglang.backend.decode_5d.aiter.fp8.gfx942",
+    convention=QUANTISED_FNUZ,
+    agrees_with=extend_fp8_gfx942,
+    **_aiter_fp8(MI300X, "e4m3fnuz"),
+)
+@checked(CONVENTION)
+def decode_over_aiter_fp8_gfx942(*tensors: Tensor, **options: Any) -> Tensor:
+    """The same as on gfx942, whose fp8 is another."""
+    return _step(loading.over_aiter(MI300X), True, True, *tensors, **options)
+
+
+def _extend_over_aiter_fp8(device: Device, kv_dtype: str) -> dict[str, Any]:
+    return {
+        "precision": aiter_prefill.PRECISION,
+        "supports": replace(
+            _fp8(EXTEND, kv_dtype),
+            requires_finite_pool=aiter_prefill.SUPPORTS.requires_finite_pool,
+            archs=(device.arch or "",),
+        ),
+        "engines": (Engine.HIP,),
+        "unavailable": lambda engine: other_arch(device, engine) or aiter_prefill.missing(engine),
+        "runs": (*RUNS_EXTEND[:-1], "aiter mha_batch_prefill_func"),
+    }
+
+
+@declare.backend(
+    name="sglang.backend.extend_5d.aiter.fp8", convention=QUANTISED, **_extend_over_aiter_fp8(MI350X, "e4m3fn")
+)
+@checked(CONVENTION)
+def extend_over_aiter_fp8(*tensors: Tensor, **options: Any) -> Tensor:
+    """New tokens of each request over a pool of fp8, through aiter's own prefill."""
+    return _step(loading.installed_aiter(), False, True, *tensors, **options)
+
+
+@declare.backend(
+    name="sglang.backend.extend_5d.aiter.fp8.gfx942",
+    convention=QUANTISED_FNUZ,
+    **_extend_over_aiter_fp8(MI300X, "e4m3fnuz"),
+)
+@checked(CONVENTION)
+def extend_over_aiter_fp8_gfx942(*tensors: Tensor, **options: Any) -> Tensor:
+    """The same on gfx942, whose fp8 is another."""
+    return _step(loading.installed_aiter(), False, True, *tensors, **options)

@@ -65,7 +65,7 @@ def unpacked(version: str, cache: Path) -> Path:
 
 @dataclass(frozen=True)
 class Run:
-    """What the differential tests said with one version: their exit code and their JSON."""
+    """What the command said with one version: its exit code and its JSON."""
 
     version: str
     code: int
@@ -85,18 +85,18 @@ class Run:
         return summary is not None and bool(summary["cases"])
 
 
-def run(version: str, folder: Path, arguments: Sequence[str], out: Path) -> Run:
-    """The differential tests in a process that finds sglang in ``folder``. Raises ``Stop`` where they break off."""
+def run(version: str, folder: Path, command: Sequence[str], arguments: Sequence[str], out: Path) -> Run:
+    """``command`` in a process that finds sglang in ``folder``. Raises ``Stop`` where it breaks off."""
     path = os.pathsep.join(filter(None, (os.environ.get("PYTHONPATH"), str(folder.resolve()))))
-    command = [sys.executable, "-m", "suites.gpu_diff", *arguments, "--json", "--out", str(out / f"sglang-{version}")]
-    done = subprocess.run(command, env={**os.environ, "PYTHONPATH": path}, stdout=subprocess.PIPE, check=False)
+    whole = [sys.executable, *command, *arguments, "--json", "--out", str(out / f"sglang-{version}")]
+    done = subprocess.run(whole, env={**os.environ, "PYTHONPATH": path}, stdout=subprocess.PIPE, check=False)
     try:
         report = json.loads(done.stdout)
     except ValueError:
-        raise Stop(Exit.HARNESS, f"sglang {version}: the tests ended with {done.returncode} and no report") from None
+        raise Stop(Exit.HARNESS, f"sglang {version}: the run ended with {done.returncode} and no report") from None
     used = report["versions"]["sglang"]
     if used != version:
-        raise Stop(Exit.HARNESS, f"sglang {version}: the tests ran with {used}, which comes first on the path")
+        raise Stop(Exit.HARNESS, f"sglang {version}: the run had {used}, which comes first on the path")
     return Run(version, done.returncode, report)
 
 
@@ -147,8 +147,8 @@ def worst(codes: Sequence[int]) -> int:
     return next(int(code) for code in order if code in codes)
 
 
-def sweep(text: str, arguments: Sequence[str], out: Path, as_json: bool) -> None:
-    """Run the differential tests with ``arguments`` over the versions that ``text`` lists, and print the table.
+def sweep(text: str, command: Sequence[str], arguments: Sequence[str], out: Path, as_json: bool) -> None:
+    """Run ``python command arguments`` over the versions that ``text`` lists, and print the table.
 
     Wheels are kept under ``out``. Raises ``Stop`` with the exit code of the whole.
     """
@@ -157,7 +157,7 @@ def sweep(text: str, arguments: Sequence[str], out: Path, as_json: bool) -> None
     runs = []
     for version, folder in folders.items():
         console.print(f"sglang {version}")
-        runs.append(run(version, folder, without_sweep(arguments), out))
+        runs.append(run(version, folder, command, without_sweep(arguments), out))
     table = rows(runs)
     if as_json:
         print(json.dumps({"schema": SCHEMA, "versions": versions, "findings": table}, indent=2))

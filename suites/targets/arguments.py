@@ -18,31 +18,33 @@ def require(condition: bool, name: str, got: object, allowed: str) -> None:
         raise ArgumentError(f"{name}: {got}; allowed: {allowed}")
 
 
-def check_shuffle_5d(k_cache: Tensor, v_cache: Tensor, head_dim: int) -> None:
-    """K [pages, H, D // x, g, x] and V [pages, H, g // x, D_v, x], x elements to 16 bytes."""
+def check_shuffle_5d(k_cache: Tensor, v_cache: Tensor, head_dim: int, v_dims: int = 5) -> None:
+    """K [pages, H, D // x, g, x], x elements to 16 bytes, and V [pages, H, g // x, D_v, x], or [pages, H, D_v, g]."""
     x = vector_width(k_cache.dtype)
     require(k_cache.dim() == 5, "key_cache", f"{k_cache.dim()} dimensions", "5")
-    require(v_cache.dim() == 5, "value_cache", f"{v_cache.dim()} dimensions", "5")
+    require(v_cache.dim() == v_dims, "value_cache", f"{v_cache.dim()} dimensions", str(v_dims))
     require(k_cache.dtype == v_cache.dtype, "value_cache", v_cache.dtype, f"the dtype of key_cache, {k_cache.dtype}")
     pages, heads, outer, page_size, inner = k_cache.shape
     require(inner == x, "key_cache", f"vectors of {inner}", f"{x} for {k_cache.dtype}")
-    require(page_size % x == 0, "page size", page_size, f"a multiple of {x} for {k_cache.dtype}")
+    if v_dims == 5:
+        require(page_size % x == 0, "page size", page_size, f"a multiple of {x} for {k_cache.dtype}")
     require(outer * x == head_dim, "key_cache", f"head dim {outer * x}", f"the query's, {head_dim}")
-    expected = (pages, heads, page_size // x, v_cache.shape[3], x)
+    whole = (page_size // x, v_cache.shape[3], x) if v_dims == 5 else (v_cache.shape[2], page_size)
+    expected = (pages, heads, *whole)
     require(tuple(v_cache.shape) == expected, "value_cache", list(v_cache.shape), f"{list(expected)}")
 
 
-def check_table(page_table: Tensor, lengths: Tensor, page_size: int, pages: int) -> None:
+def check_table(page_table: Tensor, lengths: Tensor, page_size: int, pages: int, name: str = "block_tables") -> None:
     """A row for each request, wide enough for its context, of pages that there are."""
-    require(page_table.dim() == 2, "block_tables", f"{page_table.dim()} dimensions", "2: a row of pages a request")
-    require(page_table.shape[0] >= len(lengths), "block_tables", f"{page_table.shape[0]} rows", f"{len(lengths)}")
+    require(page_table.dim() == 2, name, f"{page_table.dim()} dimensions", "2: a row of pages a request")
+    require(page_table.shape[0] >= len(lengths), name, f"{page_table.shape[0]} rows", f"{len(lengths)}")
     needed = -(-lengths // page_size)
     most = int(needed.max()) if len(lengths) else 0
     width = page_table.shape[1]
-    require(width >= most, "block_tables", f"{width} pages wide", f"{most} for a context of {_longest(lengths)}")
+    require(width >= most, name, f"{width} pages wide", f"{most} for a context of {_longest(lengths)}")
     used = torch.arange(width, device=page_table.device) < needed[:, None]
     listed = page_table[: len(lengths)][used]
-    check_range("block_tables", listed, pages, "pages")
+    check_range(name, listed, pages, "pages")
 
 
 def check_range(name: str, listed: Tensor, count: int, of: str) -> None:

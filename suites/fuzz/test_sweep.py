@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from fuzz import cli, sweep
 from fuzz.errors import Exit, Stop
-from suites.gpu_diff.sweep import Run, parse_versions, rows, without_sweep, worst
+from fuzz.sweep import Run, parse_versions, rows, without_sweep, worst
+from suites.gpu_diff import __main__ as gpu_diff
 
 
 def report(cases: int, *findings: tuple[str, str | None]) -> dict[str, Any]:
@@ -49,3 +52,31 @@ def test_exit_codes_take_precedence_as_documented() -> None:
     assert worst([0, 125]) == Exit.NOTHING
     assert worst([1, 2]) == Exit.USAGE
     assert worst([0, -9]) == Exit.HARNESS
+
+
+COMMANDS = {
+    "fuzz": (cli.app, ["fuzz", "a.b"], ("-m", "attn_oracle_cli")),
+    "gpu_diff": (gpu_diff.app, ["a.b"], ("-m", "suites.gpu_diff")),
+}
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_a_command_runs_itself_over_each_version(name: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    asked: list[tuple[str, tuple[str, ...], list[str]]] = []
+
+    def note(version: str, folder: Path, command: tuple[str, ...], arguments: list[str], out: Path) -> Run:
+        asked.append((version, command, arguments))
+        return Run(version, 0, report(1))
+
+    monkeypatch.setattr(sweep, "unpacked", lambda version, cache: cache / version)
+    monkeypatch.setattr(sweep, "run", note)
+    app, own, command = COMMANDS[name]
+    options = ["--cases", "3", "--out", str(tmp_path), "--json", "--sglang", "0.5.17,0.5.15"]
+    assert cli.guarded(app, [*own, *options]) == Exit.CLEAN
+    inner = [*own, "--cases", "3"]
+    assert asked == [("0.5.15", command, inner), ("0.5.17", command, inner)]
+
+
+def test_a_bad_version_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["fuzz", "--cases", "1", "--sglang", "new"]) == Exit.USAGE
+    assert "--sglang: " in capsys.readouterr().err
