@@ -237,7 +237,8 @@ def test_findings_are_on_disk_while_the_search_runs(
     assert kept[0] == 0
     assert kept[1] == 1
     cases = {f["case"] for f in result(capsys)["targets"]["planted.gather.clean"]["findings"]}
-    assert {str(path) for path in tmp_path.iterdir()} == cases
+    assert {str(path) for path in tmp_path.glob("finding-*")} == cases
+    assert not list(tmp_path.glob(".*"))
 
 
 def test_sigterm_ends_a_search_with_what_was_found(
@@ -273,7 +274,7 @@ def test_a_finding_that_cannot_be_kept_is_shown_all_the_same(
 
     def reply(index: int) -> dict[str, Any]:
         if index == 0:
-            out.rmdir()
+            out.rename(tmp_path / "moved")
             out.write_text("in the way")
         return FAILED
 
@@ -386,7 +387,7 @@ def test_a_long_case_is_not_silent(
 ) -> None:
     said = threading.Event()
     shown = Console.print
-    monkeypatch.setattr("fuzz.commands.LINE_EVERY_S", 0.01)
+    monkeypatch.setattr("fuzz.progress.LINE_EVERY_S", 0.01)
     monkeypatch.setattr(Console, "print", lambda *args, **kwargs: (shown(*args, **kwargs), said.set()))
 
     def reply(index: int) -> dict[str, Any]:

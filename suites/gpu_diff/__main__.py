@@ -19,12 +19,13 @@ from fuzz import registry
 from fuzz.campaign.pool import Pool
 from fuzz.campaign.run import Campaign, run_cases
 from fuzz.cli import CASE_TIMEOUT, EngineOption, Jobs, Json, Modules, Seed, Sglang, Timeout, guarded
-from fuzz.commands import Prepared, finish, keeper, parse_engine, prepare, replay_options, search, wide_console
+from fuzz.commands import Prepared, parse_engine, prepare, replay_options, wide_console
 from fuzz.errors import Exit, Stop
 from fuzz.ledger import Defect
 from fuzz.options import duration
 from fuzz.report import functions
 from fuzz.report import summary as summaries
+from fuzz.search_command import finish, keeper, search
 from fuzz.sweep import sweep
 from oracle.kinds import Engine
 from suites.gpu_diff import bundle
@@ -80,7 +81,7 @@ def gpu_diff(
         shown, stale = check_ledger(pool, prepared, console)
         campaign = prepared.campaign(cases, max(0.0, time_s - (monotonic() - began)))
         campaign.on_outcome = recorder = bundle.Recorder()
-        search(campaign, pool, kept)
+        ending = search(campaign, pool, kept)
     if bundled is not None:
         bundle.write(bundled, bundle.bundle(campaign, recorder, prepared.skipped, shown, stale, context.obj))
         console.print(Text(f"result bundle: {bundled}"), soft_wrap=True)
@@ -90,7 +91,7 @@ def gpu_diff(
     if not as_json:
         wide_console().print(functions.table(_functions(prepared, campaign)))
     try:
-        finish(campaign, prepared.skipped, kept, as_json, replay_options(engine, modules or ()))
+        finish(campaign, prepared.skipped, kept, as_json, replay_options(engine, modules or ()), ending)
     except Stop as stop:
         if stale and stop.code is Exit.NOTHING:
             raise Stop(Exit.FINDINGS) from None

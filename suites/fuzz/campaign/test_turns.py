@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from itertools import islice
 
 from fuzz import registry
@@ -14,7 +15,7 @@ FIRST, SECOND = (target.name for target in TARGETS)
 
 
 def turns(campaign: Campaign, count: int) -> list[str]:
-    return [name for name, _ in islice(campaign._requests(), count)]
+    return [request.target for request in islice(campaign._requests(deque()), count) if request is not None]
 
 
 def campaign(time_s: float | None) -> Campaign:
@@ -25,13 +26,13 @@ def test_pairs_still_to_cover_come_before_a_fair_share_of_the_time() -> None:
     timed = campaign(3600.0)
     timed.summaries[SECOND].seconds["kernel"] = 1000.0
     assert turns(timed, 3) == [FIRST] * 3
-    timed._plans[FIRST].missing.clear()
+    timed.searches[FIRST]._plan.missing.clear()
     assert turns(timed, 3) == [SECOND] * 3
-    timed._plans[SECOND].missing.clear()
+    timed.searches[SECOND]._plan.missing.clear()
     assert turns(timed, 3) == [FIRST] * 3
 
 
 def test_without_a_limit_of_time_targets_take_turns() -> None:
     untimed = campaign(None)
-    untimed._plans[FIRST].missing.clear()
+    untimed.searches[FIRST]._plan.missing.clear()
     assert turns(untimed, 4) == [FIRST, SECOND] * 2

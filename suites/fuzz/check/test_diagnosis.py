@@ -24,7 +24,7 @@ from fuzz.cli import main
 from fuzz.instance import build
 from fuzz.instance.pool import own_pages
 from fuzz.ledger import Defect
-from fuzz.report.summary import fault, print_findings
+from fuzz.report.summary import print_findings
 from oracle.declare import declaration_of
 from oracle.kinds import Engine
 from oracle.verdict import Verdict
@@ -91,7 +91,7 @@ def test_a_finding_and_its_signature_name_the_class() -> None:
     assert [(f.check, f.diagnosis) for f in found] == [(Check.LSE, "lse_base")]
     assert found[0].signature["diagnosis"] == "lse_base"
     assert found[0].to_dict()["diagnosis"] == "lse_base"
-    assert fault(found[0]) == ("planted", Check.LSE, "lse_base", None)
+    assert found[0].fault == ("planted", Check.LSE, "lse_base", None)
 
 
 def test_checks_that_compare_outputs_share_the_diagnosis_of_the_values() -> None:
