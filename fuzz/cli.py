@@ -249,6 +249,23 @@ def diagnose(
 
 
 @app.command()
+def report(
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="Where findings were kept.")] = Path(".attn-oracle"),
+    html: Annotated[Path | None, typer.Option(metavar="FILE", help="Write one self-contained HTML file.")] = None,
+    markdown: Annotated[Path | None, typer.Option(metavar="FILE", help="Write Markdown.")] = None,
+    junit: Annotated[Path | None, typer.Option(metavar="FILE", help="Write JUnit XML.")] = None,
+    run: Annotated[
+        list[Path] | None, typer.Option("--run", metavar="FILE", help="A run's --json object; the newest last.")
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Show what a run left: summary, findings, coverage, margins, throughput, past nights."""
+    from fuzz.report_command import write_report
+
+    write_report(folder, runs=run or (), page=html, markdown=markdown, xml=junit, as_json=as_json)
+
+
+@app.command()
 def bench(
     as_json: Json = False,
     engine: EngineOption = "auto",

@@ -22,6 +22,7 @@ PER_OCTAVE = 4
 LEVELS = (-40, 400)
 INFINITE = 999
 """The level of a NaN, and of whatever else is beyond every budget."""
+NOT_JUDGED = "."
 
 ROWS = 16
 """Rows whose keys are decoded."""
@@ -34,8 +35,8 @@ _RUNS = 24
 def ratio_map(ratios: Tensor) -> dict[str, Any]:
     """Plain data of ratios [Tq, Hq, D_v] or [Tq, Hq], negative where nothing is judged.
 
-    ``by_head`` has the worst ratio of each row and head, ``by_dim`` that of each row and dimension of the output, as
-    levels, None where nothing is judged. ``shape`` is that of the ratios.
+    ``by_head`` has the worst ratio of each row and head, ``by_dim`` that of each row and dimension of the output: a
+    text a row, with levels between spaces and ``.`` where nothing is judged. ``shape`` is that of the ratios.
     """
     grids = {"by_head": ratios.flatten(2).amax(-1) if ratios.ndim == 3 else ratios}
     if ratios.ndim == 3:
@@ -53,21 +54,21 @@ def _pooled(grid: Tensor) -> Tensor:
     return grid
 
 
-def _levels(grid: Tensor) -> list[list[int | None]]:
-    return [[_level(ratio) for ratio in row] for row in grid.tolist()]
+def _levels(grid: Tensor) -> list[str]:
+    return [" ".join(map(_level, row)) for row in grid.tolist()]
 
 
-def _level(ratio: float) -> int | None:
+def _level(ratio: float) -> str:
     if ratio < 0:
-        return None
+        return NOT_JUDGED
     if not math.isfinite(ratio):
-        return INFINITE
+        return str(INFINITE)
     low, high = LEVELS
     if ratio == 0:
-        return low
+        return str(low)
     level = PER_OCTAVE * math.log2(ratio)
     # Rounded away from the border: what fails stays above 0.
-    return min(max(math.ceil(level) if ratio > 1 else math.floor(level), low), high)
+    return str(min(max(math.ceil(level) if ratio > 1 else math.floor(level), low), high))
 
 
 def decoded_keys(run: Execution, ratios: Tensor, noise: Tensor) -> list[dict[str, Any]]:
