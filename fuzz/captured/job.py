@@ -11,7 +11,7 @@ from fuzz import engine as engines
 from fuzz.call import ResultError, Unsupported
 from fuzz.campaign.job import setup as start
 from fuzz.captured.call import Captured, understand
-from fuzz.captured.judge import Failure, failures, judge_here, judge_recorded, run_here, wrong_result
+from fuzz.captured.judge import failures, judge_here, judge_recorded, judge_values, run_here, wrong_result
 from fuzz.captured.load import RecordError, load
 from fuzz.captured.shrink import fewer_queries, reduced, shorter
 from fuzz.check.result import CaseResult, Check, CheckResult
@@ -64,37 +64,37 @@ def shrink(request: dict[str, Any], progress: Callable[[str], None]) -> dict[str
     """
     progress("oracle")
     declaration, captured = _targets[request["target"]], _understood(request)
-    wanted = failures(judge_recorded(declaration, captured))
+    wanted = {check.check for check in judge_values(declaration, captured).failures}
     if not wanted:
         return {"refused": "the recorded output is right: there is nothing to make smaller"}
 
     def fails(record: Record) -> bool:
+        # What is wrong in a part is what is wrong in the whole, whatever explains it best.
         try:
-            return _same(failures(judge_recorded(declaration, _again(record, declaration))), wanted)
+            result = judge_values(declaration, _again(record, declaration))
         except RecordError:
             return False
+        return any(check.check in wanted for check in result.failures)
 
     best = _again(reduced(captured, declaration, fails), declaration)
     best = _again(fewer_queries(best, declaration, fails), declaration)
+    result = judge_recorded(declaration, best)
     if request["here"]:
+        first = failures(result)[0]
 
         def fails_anew(record: Record) -> Record | None:
             try:
-                result, outputs = _run(declaration, _again(record, declaration), progress)
+                found, outputs = _run(declaration, _again(record, declaration), progress)
             except RecordError:
                 return None
-            return replace(record, outputs=outputs) if outputs and _same(failures(result), wanted) else None
+            return replace(record, outputs=outputs) if outputs and first in failures(found) else None
 
-        first = fails_anew(best.record)
-        if first is not None:
-            best = _again(shorter(_again(first, declaration), declaration, fails_anew), declaration)
+        again = fails_anew(best.record)
+        if again is not None:
+            best = _again(shorter(_again(again, declaration), declaration, fails_anew), declaration)
+            result = judge_recorded(declaration, best)
     write(Path(request["smaller"]), replace(best.record, about=dict(best.record.about) | {"shrunk": True}))
-    return {"case": best.case.to_dict(), "result": judge_recorded(declaration, best).to_dict()}
-
-
-def _same(found: list[Failure], wanted: list[Failure]) -> bool:
-    """Whether the first of the failures that are wanted is among those found."""
-    return wanted[0] in found
+    return {"case": best.case.to_dict(), "result": result.to_dict()}
 
 
 def _understood(request: Mapping[str, Any]) -> Captured:

@@ -41,6 +41,11 @@ def judge_recorded(declaration: Declaration, captured: Captured) -> CaseResult:
     return _judged(declaration, captured, _execution(captured, captured.record.outputs))
 
 
+def judge_values(declaration: Declaration, captured: Captured) -> CaseResult:
+    """The same without a diagnosis."""
+    return _values(declaration, _execution(captured, captured.record.outputs))
+
+
 def run_here(declaration: Declaration, captured: Captured, engine: Engine, progress: Progress) -> Execution:
     """Call the target on the recorded arguments. What it raises passes through."""
     if declaration.reset is not None:
@@ -83,6 +88,10 @@ def _execution(captured: Captured, outputs: Mapping[str, Tensor]) -> Execution:
 
 
 def _judged(declaration: Declaration, captured: Captured, run: Execution) -> CaseResult:
-    merge = declaration.operation is Operation.LSE_MERGE
-    result = merge_values(declaration, run) if merge else attention_values(declaration, run)
+    result = _values(declaration, run)
     return replace(result, checks=diagnosed(declaration, run, result.checks, captured.around))
+
+
+def _values(declaration: Declaration, run: Execution) -> CaseResult:
+    merge = declaration.operation is Operation.LSE_MERGE
+    return merge_values(declaration, run) if merge else attention_values(declaration, run)
