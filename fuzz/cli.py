@@ -161,7 +161,11 @@ def fuzz(
     seed: Seed = 0,
     engine: EngineOption = "auto",
     jobs: Jobs = None,
-    out: Annotated[Path, typer.Option(metavar="DIR", help="Where findings are kept.")] = Path(".attn-oracle"),
+    out: Annotated[Path, typer.Option(metavar="DIR", help="Where the store and the findings are kept.")] = Path(
+        ".attn-oracle"
+    ),
+    resume: Annotated[bool, typer.Option("--resume", help="Go on with the search that the store holds.")] = False,
+    shard: Annotated[str, typer.Option(metavar="I/N", help="Only part I of N; others run elsewhere.")] = "1/1",
     no_ledger: Annotated[bool, typer.Option("--no-ledger", help="Report known defects as new.")] = False,
     timeout: Timeout = CASE_TIMEOUT,
     modules: Modules = None,
@@ -172,8 +176,10 @@ def fuzz(
         raise Stop(Exit.USAGE, "fuzz: give one of --cases N and --time 10m")
     time_s = None if time is None else duration("--time", time)
     timeout_s = duration("--timeout", timeout)
-    from fuzz.commands import finish, keeper, parse_engine, prepare, replay_options, search
+    from fuzz.campaign.rounds import parse_shard
+    from fuzz.commands import parse_engine, prepare, replay_options, run_search
 
+    part = parse_shard(shard)
     prepared = prepare(
         patterns or (),
         engine=parse_engine(engine),
@@ -183,11 +189,25 @@ def fuzz(
         use_ledger=not no_ledger,
         timeout_s=timeout_s,
     )
-    campaign = prepared.campaign(cases, time_s)
-    kept = keeper(out)
-    with prepared.pool() as pool:
-        search(campaign, pool, kept)
-    finish(campaign, prepared.skipped, kept, as_json, replay_options(engine, modules or ()))
+    campaign = prepared.campaign(cases, time_s, part)
+    run_search(campaign, prepared, out, resume, as_json, replay_options(engine, modules or ()))
+
+
+stores = typer.Typer(help="What is done with the stores of searches.", no_args_is_help=True)
+app.add_typer(stores, name="store")
+
+
+@stores.command(name="merge")
+def merge_stores(
+    folders: Annotated[list[Path], typer.Argument(metavar="DIR...", help="Folders that hold a store.")],
+    out: Annotated[Path, typer.Option(metavar="DIR", help="Where the joined store and its findings go.")],
+    modules: Modules = None,
+    as_json: Json = False,
+) -> None:
+    """Join the stores of a search's shards into one, and say what they found together."""
+    from fuzz.store_command import run_merge
+
+    run_merge(folders, out, tuple(modules or ()), as_json)
 
 
 @app.command(name="compile")

@@ -22,8 +22,11 @@ from rich.text import Text
 from fuzz import engine as engines
 from fuzz import ledger, registry
 from fuzz.campaign.finding import Finding, FindingError, finding_from_dict
+from fuzz.campaign.journal import Journal, start
 from fuzz.campaign.pool import Pool
+from fuzz.campaign.rounds import WHOLE, Shard
 from fuzz.campaign.run import Campaign, Outcome, Settings, open_pool, run_cases
+from fuzz.campaign.store import StoreError
 from fuzz.case import Case, CaseError
 from fuzz.check.diagnosis import KEY, detail_of
 from fuzz.check.result import CaseResult, Check, CheckResult
@@ -75,9 +78,9 @@ class Prepared:
     skipped: dict[str, str]
     settings: Settings
 
-    def campaign(self, cases: int | None, time_s: float | None) -> Campaign:
+    def campaign(self, cases: int | None, time_s: float | None, shard: Shard = WHOLE) -> Campaign:
         """A search over the targets that can run."""
-        return Campaign(self.targets, self.settings, cases, time_s)
+        return Campaign(self.targets, self.settings, cases, time_s, shard=shard)
 
     def pool(self) -> Pool:
         """Workers for it; use as a context manager."""
@@ -336,7 +339,30 @@ def _cannot_write(out: Path, error: OSError) -> Stop:
     return Stop(Exit.USAGE, f"--out {out}: cannot be written: {error.strerror}")
 
 
-def search(campaign: Campaign, pool: Pool, kept: Keeper) -> None:
+def run_search(
+    campaign: Campaign, prepared: Prepared, out: Path, resume: bool, as_json: bool, options: Sequence[str]
+) -> None:
+    """Search, recorded in the store of ``out``, and report. ``options`` are those of a replay."""
+    kept = keeper(out)
+    journal, told = start(out, campaign, resume)
+    with journal.store:
+        if told:
+            Console(stderr=True).print(Text(told), soft_wrap=True)
+        kept.resume(f for s in campaign.summaries.values() for f in s.findings)
+        with prepared.pool() as pool:
+            ending = search(campaign, pool, kept)
+        finish(campaign, prepared.skipped, kept, as_json, options, ending, journal)
+
+
+@dataclass(frozen=True)
+class Ending:
+    """How a search ended before its time, if it did: by Ctrl-C or SIGTERM, or as its store took no more."""
+
+    interrupted: bool = False
+    failure: StoreError | None = None
+
+
+def search(campaign: Campaign, pool: Pool, kept: Keeper) -> Ending:
     """Run a campaign with progress on stderr; each finding is kept at once. Ctrl-C or SIGTERM ends it."""
     with progress(campaign) as step:
 
@@ -352,6 +378,10 @@ def search(campaign: Campaign, pool: Pool, kept: Keeper) -> None:
                 campaign.run(pool)
         except KeyboardInterrupt:
             Console(stderr=True).print("interrupted: what was found so far follows")
+            return Ending(interrupted=True)
+        except StoreError as failure:
+            return Ending(interrupted=True, failure=failure)
+    return Ending()
 
 
 @contextmanager
@@ -395,14 +425,15 @@ Step = Callable[[Outcome, list[Finding]], None]
 def progress(campaign: Campaign) -> Iterator[Step]:
     """A live bar on a terminal; elsewhere a plain line now and then. On stderr."""
     console = Console(stderr=True)
-    total = None if campaign.cases is None else campaign.cases * len(campaign.targets)
+    total = None if campaign.cases is None else campaign.cases * len(campaign.targets) // campaign.shard.of
+    done = sum(summary.cases for summary in campaign.summaries.values())
     if not console.is_terminal:
-        with _plain_progress(console, total) as line:
+        with _plain_progress(console, done, total) as line:
             yield line
         return
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     with Progress(*columns, console=console, transient=True) as bar:
-        task = bar.add_task("cases", total=total)
+        task = bar.add_task("cases", total=total, completed=done)
 
         def step(outcome: Outcome, found: list[Finding]) -> None:
             bar.update(task, advance=1, description=outcome.target)
@@ -420,10 +451,10 @@ def replay_options(engine: str, modules: Sequence[str]) -> list[str]:
 
 
 @contextmanager
-def _plain_progress(console: Console, total: int | None) -> Iterator[Step]:
+def _plain_progress(console: Console, done: int, total: int | None) -> Iterator[Step]:
     """A line for every tenth of the cases, and whenever nothing was said for ``LINE_EVERY_S``."""
     every = max(1, (total or 1000) // 10)
-    done, began, said, ended = 0, monotonic(), threading.Event(), threading.Event()
+    began, said, ended = monotonic(), threading.Event(), threading.Event()
 
     def say() -> None:
         console.print(f"{done}{f' of {total}' if total else ''} cases, {monotonic() - began:.0f} s")
@@ -452,17 +483,32 @@ def _plain_progress(console: Console, total: int | None) -> Iterator[Step]:
 
 
 def finish(
-    campaign: Campaign, skipped: Mapping[str, str], kept: Keeper, as_json: bool, options: Sequence[str] = ()
+    campaign: Campaign,
+    skipped: Mapping[str, str],
+    kept: Keeper,
+    as_json: bool,
+    options: Sequence[str] = (),
+    ending: Ending | None = None,
+    journal: Journal | None = None,
 ) -> None:
-    """Print the result, end with ``Stop`` unless all is clean and kept. ``options`` are those of a replay."""
+    """Print the result and note it in the journal; end with ``Stop`` unless all is clean and kept.
+
+    ``options`` are those of a replay.
+    """
+    ending = ending or Ending()
     found = [f for s in campaign.summaries.values() for f in s.findings]
     kept.keep(found)  # an interrupt may have come between a finding and its file
+    report = summaries.to_dict(campaign, skipped, kept.paths)
     if as_json:
-        print(json.dumps(summaries.to_dict(campaign, skipped, kept.paths), indent=2))
+        print(json.dumps(report, indent=2))
     else:
         console = wide_console()
         summaries.print_findings(found, kept.paths, console, options)
         summaries.print_table(campaign, skipped, console)
+    if ending.failure is not None:
+        raise ending.failure
+    if journal is not None:
+        journal.end(report, ending.interrupted)
     if kept.failure is not None and not campaign.harness_errors:
         raise _cannot_write(kept.folder, kept.failure)
     stop_unless_clean(campaign)

@@ -8,8 +8,9 @@ afterwards cases are free draws.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from functools import cached_property
 from hashlib import blake2b
-from itertools import combinations
+from itertools import combinations, count, product
 from typing import TypeVar
 
 from fuzz.case import Case
@@ -29,6 +30,15 @@ _BATCH = 128
 """Integers drawn from the counter generator at a time."""
 
 
+Choices = tuple[tuple[str, str | int], ...]
+"""What a chooser was asked for and picked, in order: a case is drawn again from it, or with one pick changed."""
+
+
+def key_of(*words: object) -> int:
+    """A key for counters, of the words that say what is drawn from it."""
+    return int.from_bytes(blake2b("/".join(map(str, words)).encode(), digest_size=8).digest(), "little")
+
+
 class CounterChooser:
     """Picks from Philox counters: the same on every machine and version.
 
@@ -39,6 +49,12 @@ class CounterChooser:
         self._key, self._stream, self._pins = key, stream, pins or {}
         self._raw: list[int] = []
         self._drawn = 0
+        self._picked: list[tuple[str, str | int]] = []
+
+    @property
+    def picked(self) -> Choices:
+        """Everything that was picked so far."""
+        return tuple(self._picked)
 
     def _below(self, limit: int) -> int:
         if self._drawn == len(self._raw):
@@ -50,14 +66,16 @@ class CounterChooser:
     def choose(self, name: str, options: Sequence[T]) -> T:
         """One of ``options``, each as likely as the others."""
         drawn = options[self._below(len(options))]
-        for option in options:
-            if name in self._pins and str(option) == self._pins[name]:
-                return option
+        if name in self._pins:
+            drawn = next((option for option in options if str(option) == self._pins[name]), drawn)
+        self._picked.append((name, str(drawn)))
         return drawn
 
     def integer(self, name: str, low: int, high: int) -> int:
         """An integer from ``low`` to ``high``, both included."""
-        return low + self._below(high - low + 1)
+        drawn = low + self._below(high - low + 1)
+        self._picked.append((name, drawn))
+        return drawn
 
 
 class Plan:
@@ -67,33 +85,38 @@ class Plan:
         self.space = space
         self.missing: dict[Pair, None] = dict.fromkeys(space.pairs())
         self._attempts: dict[Pair, int] = {}
-        identity = f"{seed}/{round_}/{space.declaration.name}".encode()
-        self._key = int.from_bytes(blake2b(identity, digest_size=8).digest(), "little")
+        self._key = key_of(seed, round_, space.declaration.name)
+        self._next_index = 0
 
     def __iter__(self) -> Iterator[Case]:
-        index = 0
-        while True:
-            case = self._next(index)
-            self._cover(case)
-            yield case
-            index += 1
+        for index in count(self._next_index):
+            drawn = self.covering(index)
+            yield self.space.draw(CounterChooser(self._key, index * CANDIDATES)) if drawn is None else drawn[0]
 
-    def _next(self, index: int) -> Case:
-        stream = index * CANDIDATES
-        if not self.missing:
-            return self.space.draw(CounterChooser(self._key, stream))
+    def covering(self, index: int) -> tuple[Case, Choices] | None:
+        """Case ``index``, and how it was drawn; None where no pair is missing any more.
+
+        The cases before it, which it depends on, are drawn too if they were not yet. Cases can be asked for in
+        rising order only.
+        """
+        drawn = None
+        while self.missing and self._next_index <= index:
+            drawn = self._draw(self._next_index)
+            self._next_index += 1
+        return drawn if self._next_index == index + 1 else None
+
+    def _draw(self, index: int) -> tuple[Case, Choices]:
         pair = next(iter(self.missing))
         self._attempts[pair] = self._attempts.get(pair, 0) + 1
-        pins = dict(pair)
-        drawn = [self.space.draw(CounterChooser(self._key, stream + i, pins)) for i in range(CANDIDATES)]
-        best = max(drawn, key=lambda case: sum(p in self.missing for p in pairs_of(self.space, case)))
-        if pair not in pairs_of(self.space, best) and self._attempts[pair] >= ATTEMPTS:
+        choosers = [CounterChooser(self._key, index * CANDIDATES + i, dict(pair)) for i in range(CANDIDATES)]
+        drawn = [(self.space.draw(chooser), chooser.picked) for chooser in choosers]
+        shown = [pairs_of(self.space, case) for case, _ in drawn]
+        best = max(range(CANDIDATES), key=lambda i: sum(p in self.missing for p in shown[i]))
+        if pair not in shown[best] and self._attempts[pair] >= ATTEMPTS:
             del self.missing[pair]
-        return best
-
-    def _cover(self, case: Case) -> None:
-        for pair in pairs_of(self.space, case):
-            self.missing.pop(pair, None)
+        for covered in shown[best]:
+            self.missing.pop(covered, None)
+        return drawn[best]
 
 
 def pairs_of(space: Space, case: Case) -> set[Pair]:
@@ -101,25 +124,50 @@ def pairs_of(space: Space, case: Case) -> set[Pair]:
 
     A length and a query make a pair only where one request has both. Two labels of one feature make none.
     """
-    shared = space.declared(shared_labels(case))
     found: set[Pair] = set()
-    for own in request_labels(case) or [set()]:
-        shown: list[Feature] = sorted(shared | space.declared(own))
-        found |= {frozenset((a, b)) for a, b in combinations(shown, 2) if a[0] != b[0]}
+    for shown in _shown(space, case):
+        found |= {frozenset((a, b)) for a, b in combinations(sorted(shown), 2) if a[0] != b[0]}
     return found
 
 
+def _shown(space: Space, case: Case) -> Iterator[frozenset[Feature]]:
+    """The declared features that each request shows, with those of the whole case."""
+    shared = space.declared(shared_labels(case))
+    for own in request_labels(case) or [set()]:
+        yield shared | space.declared(own)
+
+
+DTYPES = ("dtype", "kv_dtype")
+
+Cell = tuple[tuple[str, ...], str]
+"""Dtypes, as their features are labelled, and the boundary class of a length."""
+
+
+def dtypes_of(picked: Mapping[str, object]) -> tuple[str, ...]:
+    """The labels of the features that are dtypes."""
+    return tuple(str(picked[name]) for name in DTYPES if name in picked)
+
+
 class Coverage:
-    """Pairs and features shown by cases that were really run, against those a target declares."""
+    """What was shown by cases that were really run, against what a target declares: pairs of features, and features
+    for each choice of dtypes and each boundary class of a length.
+    """
 
     def __init__(self, space: Space) -> None:
         self.space = space
         self.wanted = set(space.pairs())
         self.seen: set[Pair] = set()
+        self.cells: dict[Cell, set[Feature]] = {}
 
-    def add(self, case: Case) -> None:
-        """Count a case that ran."""
-        self.seen |= pairs_of(self.space, case) & self.wanted
+    def add(self, case: Case) -> set[Pair]:
+        """Count a case that ran. Returns the pairs that no case had shown."""
+        found = pairs_of(self.space, case) & self.wanted - self.seen
+        self.seen |= found
+        for shown in _shown(self.space, case):
+            dtypes = dtypes_of(dict(shown))
+            for _, boundary in (feature for feature in shown if feature[0] == "length"):
+                self.cells.setdefault((dtypes, boundary), set()).update(shown)
+        return found
 
     @property
     def holes(self) -> list[Pair]:
@@ -130,3 +178,22 @@ class Coverage:
         """Length classes seen, and those declared."""
         seen = {label for pair in self.seen for name, label in pair if name == "length"}
         return seen, set(self.space.dimensions["length"])
+
+    @cached_property
+    def wanted_cells(self) -> dict[Cell, set[Feature]]:
+        """For dtypes and a boundary class, the features that some case could show together with them."""
+        dimensions = self.space.dimensions
+        axes = [[(name, label) for label in dimensions[name]] for name in DTYPES if name in dimensions]
+        rest = [(name, label) for name, own in dimensions.items() if name not in (*DTYPES, "length") for label in own]
+        cells: dict[Cell, set[Feature]] = {}
+        for boundary in dimensions["length"]:
+            for dtypes in product(*axes):
+                fixed = [*dtypes, ("length", boundary)]
+                if all(frozenset(pair) in self.wanted for pair in combinations(fixed, 2)):
+                    cell = (dtypes_of(dict(dtypes)), boundary)
+                    cells[cell] = {f for f in rest if all(frozenset((f, one)) in self.wanted for one in fixed)}
+        return cells
+
+    def missing_cells(self) -> dict[Cell, set[Feature]]:
+        """For dtypes and a boundary class, the features that no case has shown together with them."""
+        return {cell: wanted - self.cells.get(cell, set()) for cell, wanted in self.wanted_cells.items()}

@@ -12,6 +12,7 @@ from fuzz.check.diagnosis import class_of
 from fuzz.check.result import CaseResult, Check
 from fuzz.errors import Expected
 from fuzz.features import labels
+from oracle.diagnose.model import Kind
 from oracle.kinds import Engine
 from oracle.verdict import Verdict
 
@@ -60,6 +61,17 @@ class Finding:
             "diagnosis": self.diagnosis,
             "features": features,
         }
+
+    @property
+    def fault(self) -> tuple[str | None, ...]:
+        """What tells one fault from another.
+
+        Where no diagnosis tells, what the case's operands are made of stands in for it.
+        """
+        case = self.case
+        told = self.known is not None or self.diagnosis not in (None, Kind.UNEXPLAINED)
+        made_of = () if told else (case.dtype, case.pool.value, case.index_dtype)
+        return (self.target, self.check, self.diagnosis, self.known, *made_of)
 
     @property
     def size(self) -> tuple[int, ...]:

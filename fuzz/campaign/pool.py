@@ -34,12 +34,13 @@ class Pool:
         self._mapping = False
 
     def map(
-        self, requests: Iterable[dict[str, Any]], timeout_s: float, jobs: int | None = None
+        self, requests: Iterable[dict[str, Any] | None], timeout_s: float, jobs: int | None = None
     ) -> Iterator[tuple[int, Reply]]:
         """Yields (index, reply) in index order, with at most 2 * jobs requests taken and not yet yielded.
 
         `requests` is iterated in the caller's thread, when a reply is asked for; workers run on while the
-        caller is busy with a reply. If the iterator is closed early, or an exception (Ctrl-C too) passes
+        caller is busy with a reply. A request of None is none: what to ask next depends on replies that are still
+        to come. RuntimeError if there are none. If the iterator is closed early, or an exception (Ctrl-C too) passes
         through it, every worker is killed; the pool can still be used again.
         """
         count = self._jobs if jobs is None else jobs
@@ -64,7 +65,9 @@ class Pool:
     ) -> None:
         self.close()
 
-    def _map(self, requests: Iterator[dict[str, Any]], timeout_s: float, count: int) -> Iterator[tuple[int, Reply]]:
+    def _map(
+        self, requests: Iterator[dict[str, Any] | None], timeout_s: float, count: int
+    ) -> Iterator[tuple[int, Reply]]:
         if self._mapping:
             raise RuntimeError("the pool has a map under way")
         self._mapping = True
@@ -81,10 +84,14 @@ class Pool:
                     except StopIteration:
                         exhausted = True
                         break
+                    if request is None:
+                        break
                     pump.put(taken, request)
                     taken += 1
                 if yielded == taken:
-                    break
+                    if exhausted:
+                        break
+                    raise RuntimeError("the next request waits for a reply, and none is to come")
                 yield yielded, pump.get(yielded)
                 yielded += 1
             finished = True

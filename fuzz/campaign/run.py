@@ -3,27 +3,31 @@
 from __future__ import annotations
 
 import time
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import islice
 
+from fuzz.campaign.corpus import seen_of
 from fuzz.campaign.finding import Finding, findings_of
 from fuzz.campaign.pool import Pool
 from fuzz.campaign.reply import Reply, Status
+from fuzz.campaign.rounds import WHOLE, Ask, Closed, Search, Shard
 from fuzz.campaign.worker import Job, Limits, Worker, fair_memory_bytes
 from fuzz.case import Case
 from fuzz.check.diagnosis import class_of
 from fuzz.check.result import CaseResult, Check, CheckResult
 from fuzz.ledger import Defect, Versions
 from fuzz.options import CASE_TIMEOUT_S
-from fuzz.plan import Coverage, Plan
+from fuzz.plan import Coverage
 from fuzz.space import Space
 from oracle.declare import Declaration
 from oracle.kinds import Engine
 from oracle.verdict import Verdict
 
 PHASES = ("generate", "kernel", "oracle", "checks")
+
+SAMPLED_EVERY = 4
+"""Of so many cases, one says what its kernels reached."""
 
 MOST_HARNESS_ERRORS = 10
 """After so many failures of our own code a campaign stops: the rest would say nothing new."""
@@ -177,45 +181,80 @@ def outcome_of(target: str, case: Case, reply: Reply) -> Outcome:
     return Outcome(target, case, CaseResult(checks=(check,)), reply.seconds, fresh=reply.fresh)
 
 
+@dataclass(frozen=True)
+class Request:
+    """A case to judge on a target; ``coverage`` asks for what its kernels reach (emulator only)."""
+
+    target: str
+    case: Case
+    coverage: bool = False
+
+
 def run_cases(pool: Pool, requests: Iterator[tuple[str, Case]], settings: Settings) -> Iterator[Outcome]:
-    """Judge (target, case) pairs in order.
+    """Judge (target, case) pairs in order."""
+    return judged(pool, (Request(*pair, settings.coverage) for pair in requests), settings)
+
+
+def judged(pool: Pool, requests: Iterator[Request | None], settings: Settings) -> Iterator[Outcome]:
+    """Judge requests in order; None stands for one that is known when more outcomes are (see ``Pool.map``).
 
     A crash of a worker that had run other cases is repeated in a fresh one, unless the ledger explains it: what
-    counts is what the case does by itself.
+    counts is what the case does by itself. So is the end of a worker that somebody killed: a case that kills its own
+    process will do it again.
     """
-    asked: list[tuple[str, Case]] = []
+    asked: deque[Request] = deque()
 
-    def ask() -> Iterator[dict[str, object]]:
-        for target, case in requests:
-            asked.append((target, case))
-            yield _request(target, case, settings)
+    def ask() -> Iterator[dict[str, object] | None]:
+        for request in requests:
+            if request is not None:
+                asked.append(request)
+            yield None if request is None else _plain(request)
 
-    for index, reply in pool.map(ask(), settings.timeout_s):
-        outcome = outcome_of(*asked[index], reply)
-        asked[index] = ("", outcome.case)
-        yield outcome if outcome.fresh or settings.explains(outcome) else _alone(outcome, settings)
+    for _, reply in pool.map(ask(), settings.timeout_s):
+        request = asked.popleft()
+        outcome = outcome_of(request.target, request.case, reply)
+        killed = reply.status is Status.CRASH and reply.signal_name == "SIGKILL"
+        again = killed or not (outcome.fresh or settings.explains(outcome))
+        yield _alone(request, settings) if again else outcome
 
 
-def _request(target: str, case: Case, settings: Settings) -> dict[str, object]:
-    return {"target": target, "case": case.to_dict(), "coverage": settings.coverage}
+def _plain(request: Request) -> dict[str, object]:
+    return {"target": request.target, "case": request.case.to_dict(), "coverage": request.coverage}
 
 
-def _alone(outcome: Outcome, settings: Settings) -> Outcome:
+def _alone(request: Request, settings: Settings) -> Outcome:
     worker = Worker(job_of(settings), limits=Limits(memory_bytes=fair_memory_bytes(1)))
     try:
-        reply = worker.run(_request(outcome.target, outcome.case, settings), settings.timeout_s)
+        reply = worker.run(_plain(request), settings.timeout_s)
     finally:
         worker.close()
-    return outcome_of(outcome.target, outcome.case, reply)
+    return outcome_of(request.target, request.case, reply)
+
+
+@dataclass(frozen=True)
+class Recorded:
+    """A case of a search with all that came of it: what a store keeps.
+
+    ``new`` is what its kernels reached that none had reached when the round began; ``closed`` is the round, if
+    this was its last case.
+    """
+
+    ask: Ask
+    outcome: Outcome
+    found: tuple[Finding, ...]
+    new: frozenset[str]
+    closed: Closed | None
 
 
 @dataclass
 class Campaign:
-    """A search over targets: each gets its plan's cases until its number or the time is used up.
+    """A search over targets: each gets its cases until its number or the time is used up.
 
-    ``cases`` is the number a target; ``time_s`` bounds the whole, shared fairly: the next case goes to the
-    target that has had the least time. Without ``time_s`` the targets take turns, so that a run is a
-    function of its seed.
+    ``cases`` is the number a target, over all shards; ``time_s`` bounds the whole, shared fairly: the next case goes
+    to the target that has had the least time. Which cases a target gets, and in which order, depends on nothing but
+    ``settings``, ``shard`` and what came of the target's cases before; the time says only how many.
+
+    ``record`` hears of each case before it is counted, ``on_outcome`` after it.
     """
 
     targets: Sequence[Declaration]
@@ -224,48 +263,82 @@ class Campaign:
     time_s: float | None
     most_tokens: int = 600
     huge: bool = False
+    shard: Shard = WHOLE
+    record: Callable[[Recorded], None] = lambda recorded: None
     on_outcome: Callable[[Outcome, list[Finding]], None] = lambda outcome, found: None
     summaries: dict[str, TargetSummary] = field(init=False)
+    searches: dict[str, Search] = field(init=False)
     harness_errors: list[HarnessError] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self._plans = {t.name: self._plan(t) for t in self.targets}
-        self.summaries = {t.name: TargetSummary(t, Coverage(self._plans[t.name].space)) for t in self.targets}
-
-    def _plan(self, target: Declaration) -> Plan:
-        return Plan(Space(target, self.most_tokens, self.huge), self.settings.seed)
+        spaces = {t.name: Space(t, self.most_tokens, self.huge) for t in self.targets}
+        self.searches = {name: Search(space, self.settings.seed, self.shard) for name, space in spaces.items()}
+        self.summaries = {t.name: TargetSummary(t, Coverage(spaces[t.name])) for t in self.targets}
 
     def run(self, pool: Pool) -> None:
         """Run to the end of the budget. Ctrl-C passes through, and what was counted stays."""
-        declarations = {t.name: t for t in self.targets}
-        for outcome in run_cases(pool, self._requests(), self.settings):
-            found = self.count(declarations[outcome.target], outcome)
-            self.on_outcome(outcome, found)
-            if len(self.harness_errors) == MOST_HARNESS_ERRORS:
+        out: deque[Ask] = deque()
+        for outcome in judged(pool, self._requests(out), self.settings):
+            self.take(out.popleft(), outcome)
+            if len(self.harness_errors) >= MOST_HARNESS_ERRORS:
                 return
 
+    def take(self, ask: Ask, outcome: Outcome, reached: frozenset[str] = frozenset()) -> None:
+        """What came of a case: to the search, to the record, to the count.
+
+        ``reached`` is what a recorded outcome, which is without coverage, said of it.
+        """
+        search, seen = self.searches[ask.target], seen_of(outcome.result, reached)
+        new = seen.reached - search.corpus.reached
+        closed = search.note(ask, seen)
+        found = self._findings(outcome)
+        self.record(Recorded(ask, outcome, tuple(found), new, closed))
+        self._count(outcome, found)
+        self.on_outcome(outcome, found)
+
     def count(self, target: Declaration, outcome: Outcome) -> list[Finding]:
-        """Add one outcome to its target's summary. Returns its findings."""
-        summary = self.summaries.setdefault(target.name, TargetSummary(target, Coverage(Space(target))))
-        if outcome.harness is not None:
-            self.harness_errors.append(outcome.harness)
-            return []
-        found = findings_of(outcome.target, outcome.case, outcome.result, self.settings)
-        summary.add(outcome.case, outcome.result, outcome.seconds, found)
+        """Add one outcome, of a case that no search asked for, to its target's summary. Returns its findings."""
+        self.summaries.setdefault(target.name, TargetSummary(target, Coverage(Space(target))))
+        found = self._findings(outcome)
+        self._count(outcome, found)
         return found
 
-    def _requests(self) -> Iterator[tuple[str, Case]]:
+    def _findings(self, outcome: Outcome) -> list[Finding]:
+        if outcome.harness is not None:
+            return []
+        return findings_of(outcome.target, outcome.case, outcome.result, self.settings)
+
+    def _count(self, outcome: Outcome, found: list[Finding]) -> None:
+        if outcome.harness is not None:
+            self.harness_errors.append(outcome.harness)
+        else:
+            self.summaries[outcome.target].add(outcome.case, outcome.result, outcome.seconds, found)
+
+    def _requests(self, out: deque[Ask]) -> Iterator[Request | None]:
+        """The cases to come; each goes to ``out`` as well. None where every search waits for results."""
         deadline = None if self.time_s is None else time.monotonic() + self.time_s
-        streams = {name: islice(plan, self.cases) for name, plan in self._plans.items()}
-        asked = Counter(dict.fromkeys(streams, 0))
-        while streams and (deadline is None or time.monotonic() < deadline):
-            name = min(streams, key=lambda n: (self._spent(n), asked[n]))
-            case = next(streams[name], None)
-            if case is None:
-                del streams[name]
+        asked = {name: summary.cases for name, summary in self.summaries.items()}
+        while deadline is None or time.monotonic() < deadline:
+            places = {name: search.place() for name, search in self.searches.items()}
+            waiting = any(place is None for place in places.values())
+            ready = [name for name, place in places.items() if place is not None and not self._is_enough(place)]
+            if not ready:
+                if not waiting:
+                    return
+                yield None
                 continue
+            name = min(ready, key=lambda n: (self._spent(n), asked[n]))
             asked[name] += 1
-            yield name, case
+            ask = self.searches[name].next()
+            out.append(ask)
+            yield Request(name, ask.case, self.settings.coverage or self._is_sampled(ask))
+
+    def _is_sampled(self, ask: Ask) -> bool:
+        """Whether to look at what the kernels reach: of every fourth case, as it costs up to a quarter of a case."""
+        return self.settings.engine is Engine.EMULATOR and ask.index // self.shard.of % SAMPLED_EVERY == 0
+
+    def _is_enough(self, place: int) -> bool:
+        return self.cases is not None and place >= self.cases
 
     def _spent(self, name: str) -> float:
         return 0.0 if self.time_s is None else sum(self.summaries[name].seconds.values())

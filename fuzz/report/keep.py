@@ -11,7 +11,6 @@ from typing import Any
 
 from fuzz.campaign.finding import Finding
 from fuzz.campaign.run import HarnessError
-from fuzz.report.summary import fault
 
 
 class Keeper:
@@ -38,14 +37,20 @@ class Keeper:
     def keep(self, findings: Iterable[Finding]) -> None:
         """Write what is new, or shows a fault on a smaller case. Never raises ``OSError``: see ``failure``."""
         for finding in findings:
-            before = self._shown.get(fault(finding))
+            before = self._shown.get(finding.fault)
             if before is not None and before.size <= finding.size:
                 continue
             if not self._write(_file(finding), finding.to_dict()):
                 continue
-            self._shown[fault(finding)] = finding
+            self._shown[finding.fault] = finding
             if before is not None and before.id != finding.id:
                 self._remove(_file(before))
+
+    def resume(self, findings: Iterable[Finding]) -> None:
+        """Write what an earlier run of the same search found, if it is not there any more, and take it for ours."""
+        findings = list(findings)
+        self._written.update(_file(finding) for finding in findings)
+        self.keep(findings)
 
     def keep_error(self, error: HarnessError) -> None:
         """Write a failure of our own code."""

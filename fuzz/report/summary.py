@@ -16,7 +16,6 @@ from fuzz.campaign.run import PHASES, Campaign, TargetSummary
 from fuzz.check.diagnosis import detail_of
 from fuzz.plan import Coverage
 from fuzz.space import Pair
-from oracle.diagnose.model import Kind
 from oracle.verdict import Verdict
 
 SCHEMA = 1
@@ -100,22 +99,11 @@ def words(pair: Pair) -> str:
     return " & ".join(f"{name}={label}" for name, label in sorted(pair))
 
 
-def fault(finding: Finding) -> tuple[str | None, ...]:
-    """What tells one fault from another.
-
-    Where no diagnosis tells, what the case's operands are made of stands in for it.
-    """
-    case = finding.case
-    told = finding.known is not None or finding.diagnosis not in (None, Kind.UNEXPLAINED)
-    made_of = () if told else (case.dtype, case.pool.value, case.index_dtype)
-    return (finding.target, finding.check, finding.diagnosis, finding.known, *made_of)
-
-
 def distinct(findings: Sequence[Finding]) -> list[Finding]:
     """One finding for each fault that can be told apart: the one with the smallest case."""
     groups: dict[tuple[str | None, ...], Finding] = {}
     for finding in findings:
-        key = fault(finding)
+        key = finding.fault
         if key not in groups or finding.size < groups[key].size:
             groups[key] = finding
     return list(groups.values())

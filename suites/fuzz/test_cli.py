@@ -237,7 +237,8 @@ def test_findings_are_on_disk_while_the_search_runs(
     assert kept[0] == 0
     assert kept[1] == 1
     cases = {f["case"] for f in result(capsys)["targets"]["planted.gather.clean"]["findings"]}
-    assert {str(path) for path in tmp_path.iterdir()} == cases
+    assert {str(path) for path in tmp_path.glob("finding-*")} == cases
+    assert not list(tmp_path.glob(".*"))
 
 
 def test_sigterm_ends_a_search_with_what_was_found(

@@ -1,0 +1,49 @@
+"""``attn-oracle store``: what is done with the stores of searches."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from fuzz import registry
+from fuzz.campaign.journal import Journal, outcome_of_row
+from fuzz.campaign.merge import merge
+from fuzz.campaign.run import Campaign, Settings
+from fuzz.campaign.store import Store, StoreError
+from fuzz.case import case_from_dict
+from fuzz.commands import Ending, built_in_ledger, finish, keeper, replay_options
+from fuzz.errors import Exit
+from oracle.kinds import Engine
+
+
+def run_merge(folders: Sequence[Path], out: Path, modules: Sequence[str], as_json: bool) -> None:
+    """Join stores and report as a search does. Ends with ``Stop`` unless all is clean."""
+    with merge(folders, out) as store:
+        campaign, last = joined(store, modules), store.campaigns()[-1]
+        kept, options = keeper(out), replay_options(campaign.settings.engine, modules)
+        # Where a part did not end, neither has the whole.
+        ending = Ending(interrupted=not last.finished)
+        finish(campaign, {}, kept, as_json, options, ending, Journal(store, last.id))
+
+
+def joined(store: Store, modules: Sequence[str]) -> Campaign:
+    """The last campaign of a store with everything counted, of all shards.
+
+    Raises ``StoreError`` where one of its targets is not known here, and ``RegistryError``, ``LedgerError``.
+    """
+    last = store.campaigns()[-1]
+    known, names = registry.load(modules), list(last.settings["targets"])
+    unknown = next((name for name in names if name not in known), None)
+    if unknown is not None:
+        raise StoreError(Exit.USAGE, f"{store.path}: target {unknown!r} is unknown here; --targets loads it")
+    settings = Settings(
+        engine=Engine(last.settings["engine"]),
+        seed=last.settings["seed"],
+        modules=tuple(last.settings["modules"]),
+        ledger=() if last.settings["ledger"] is None else built_in_ledger(),
+        versions=last.settings["versions"],
+    )
+    campaign = Campaign([known[name] for name in names], settings, None, None)
+    for row in store.results(last.id):
+        campaign.count(known[row.key.target], outcome_of_row(row, case_from_dict(row.case)))
+    return campaign
