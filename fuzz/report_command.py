@@ -10,6 +10,7 @@ from typing import Any
 from rich.console import Console
 from rich.text import Text
 
+from fuzz.campaign import store
 from fuzz.errors import Exit, Expected, Stop
 from fuzz.report import digest, html, junit
 from fuzz.report.model import Report, read_finding, read_run
@@ -45,17 +46,38 @@ def write_report(
 
 
 def load(folder: Path, runs: Sequence[Any]) -> Report:
-    """What a folder holds. The last of ``runs`` is the run, those before it are history."""
-    findings, paths, bad = [], {}, []
+    """What a folder holds: finding files, and a store with its nights and findings if there is one.
+
+    The last of ``runs``, or of the store's nights, is the run; those before it are history. Raises ``StoreError``.
+    """
+    findings, paths, bad = {}, {}, []
     for path in sorted(folder.rglob("finding-*.json")):
         try:
             data = read_object(path, read_finding)
         except Expected as error:
             bad.append(str(error))
             continue
-        findings.append(data)
+        findings[data["id"]] = data
         paths[data["id"]] = str(path)
-    return Report.of(runs[-1] if runs else None, findings, runs[:-1], paths=paths, bad=bad)
+    nights: list[Any] = []
+    if (folder / store.FILE).is_file():
+        nights, kept = _stored(folder)
+        findings |= kept
+    runs = [*nights, *runs]
+    return Report.of(runs[-1] if runs else None, findings.values(), runs[:-1], paths=paths, bad=bad)
+
+
+def _stored(folder: Path) -> tuple[list[Any], dict[str, Any]]:
+    """Nights that came to their end, and findings by id: in their minimised form, with what a person said of them."""
+    found = {}
+    with store.reader(folder) as opened:
+        nights = [{**night.report, "ended": night.ended} for night in opened.nights() if night.report is not None]
+        for campaign in opened.campaigns():
+            for row in opened.findings(campaign.id):
+                told = {"cases": row.cases, "severity": row.severity, "reachability": row.reachability}
+                data = row.data if row.minimised is None else row.minimised
+                found[row.id] = {**data, "id": row.id, **told}
+    return nights, found
 
 
 def read_object(path: Path, read: Callable[[Any], object]) -> Any:

@@ -247,7 +247,7 @@ def read_finding(data: object, paths: Mapping[str, str] | None = None) -> Findin
         path=(paths or {}).get(name),
         grids=tuple(_grids(evidence)),
         keys=tuple(_keys(one) for one in evidence.each("keys")),
-        facts=tuple(_facts(evidence.data)),
+        facts=(*_said(own), *_facts(evidence.data)),
     )
 
 
@@ -326,6 +326,15 @@ def _runs(own: Fields, name: str, keys: int) -> tuple[tuple[int, int], ...]:
             raise PlainError(f"{own.where}.{name}[{index}]: {run}; allowed: a run within {keys} keys")
         found.append((first, count))
     return tuple(found)
+
+
+def _said(own: Fields) -> Iterable[tuple[str, str]]:
+    """What the store adds to a finding."""
+    for name in ("severity", "reachability"):
+        if (said := own.text(name, None)) is not None:
+            yield name, said
+    if (cases := own.count("cases", None)) is not None:
+        yield "cases that show it", str(cases)
 
 
 _PLOTTED = ("map", "keys", "diagnosis")
