@@ -305,12 +305,15 @@ def report(
     run: Annotated[
         list[Path] | None, typer.Option("--run", metavar="FILE", help="A run's --json object; the newest last.")
     ] = None,
+    history: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="Stores of earlier nights, each in a folder below.")
+    ] = None,
     as_json: Json = False,
 ) -> None:
     """Show what a run left: summary, findings, coverage, margins, throughput, past nights."""
     from fuzz.report_command import write_report
 
-    write_report(folder, runs=run or (), page=html, markdown=markdown, xml=junit, as_json=as_json)
+    write_report(folder, runs=run or (), history=history, page=html, markdown=markdown, xml=junit, as_json=as_json)
 
 
 @app.command()

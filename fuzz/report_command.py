@@ -20,16 +20,26 @@ DEFAULT = "report.html"
 
 
 def write_report(
-    folder: Path, *, runs: Sequence[Path], page: Path | None, markdown: Path | None, xml: Path | None, as_json: bool
+    folder: Path,
+    *,
+    runs: Sequence[Path] = (),
+    history: Path | None = None,
+    page: Path | None = None,
+    markdown: Path | None = None,
+    xml: Path | None = None,
+    as_json: bool = False,
 ) -> None:
     """Write the forms that are asked for, the HTML file beside the findings if none is.
 
-    ``runs`` are files with ``--json`` objects, the oldest first. A file that is no finding is told on stderr and in the
+    ``runs`` are files with ``--json`` objects, the oldest first; ``history`` is a folder with stores of earlier nights,
+    each in a folder of its own. A file that is no finding is told on stderr and in the
     report and hides none of the others; the exit code is that of bad input.
     """
     if not folder.is_dir():
         raise Stop(Exit.USAGE, f"{folder}: no folder")
-    report = load(folder, [read_object(path, read_run) for path in runs])
+    if history is not None and not history.is_dir():
+        raise Stop(Exit.USAGE, f"--history {history}: no folder")
+    report = load(folder, [read_object(path, read_run) for path in runs], history)
     for line in report.bad:
         Console(stderr=True).print(Text(f"attn-oracle: {line}"), soft_wrap=True)
     if not (page or markdown or xml or as_json):
@@ -45,7 +55,7 @@ def write_report(
         raise Stop(Exit.USAGE, f"{folder}: {len(report.bad)} files are no findings")
 
 
-def load(folder: Path, runs: Sequence[Any]) -> Report:
+def load(folder: Path, runs: Sequence[Any], history: Path | None = None) -> Report:
     """What a folder holds: finding files, and a store with its nights and findings if there is one.
 
     The last of ``runs``, or of the store's nights, is the run; those before it are history. Raises ``StoreError``.
@@ -59,12 +69,27 @@ def load(folder: Path, runs: Sequence[Any]) -> Report:
             continue
         findings[data["id"]] = data
         paths[data["id"]] = str(path)
-    nights: list[Any] = []
+    nights, unread = _earlier(history, folder) if history is not None else ([], [])
+    bad += unread
     if (folder / store.FILE).is_file():
-        nights, kept = _stored(folder)
+        own, kept = _stored(folder)
         findings |= kept
+        nights += own
     runs = [*nights, *runs]
     return Report.of(runs[-1] if runs else None, findings.values(), runs[:-1], paths=paths, bad=bad)
+
+
+def _earlier(history: Path, folder: Path) -> tuple[list[Any], list[str]]:
+    """The nights of all stores below ``history`` but that of ``folder``, by when they ended; and what is no store."""
+    nights, bad = [], []
+    for path in sorted(history.rglob(store.FILE)):
+        if path.parent.resolve() == folder.resolve():
+            continue
+        try:
+            nights += _stored(path.parent)[0]
+        except store.StoreError as error:
+            bad.append(str(error))
+    return sorted(nights, key=lambda night: str(night["ended"])), bad
 
 
 def _stored(folder: Path) -> tuple[list[Any], dict[str, Any]]:
