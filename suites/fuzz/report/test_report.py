@@ -314,3 +314,29 @@ def test_a_bad_file_is_told_and_hides_no_other(tmp_path: Path, capsys: pytest.Ca
 def test_what_is_not_there_is_named(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["report", *arguments]) == 2
     assert "no-such-f" in capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_a_store_brings_the_run_and_the_nights_before(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Two nights in one store, one in another: all are in the trend, and the findings are those of the first."""
+    search = ["fuzz", "planted.extend.lse", "--targets", "suites.fuzz.planted", "--engine", "emulator", "--jobs", "1"]
+    for seed, place in enumerate(("old", "new", "new")):
+        assert main([*search, "--cases", "3", "--seed", str(seed), "--out", str(tmp_path / place)]) in (0, 1)
+    capsys.readouterr()
+    assert main(["report", str(tmp_path / "new"), "--history", str(tmp_path), "--json"]) == 0
+    data = json.loads(capsys.readouterr().out)
+    assert data["run"]["seed"] == 2
+    assert [night["seed"] for night in data["history"]] == [0, 1]
+    assert all(night["ended"] for night in data["history"])
+    assert data["findings"]
+    assert all(finding["cases"] >= 1 for finding in data["findings"])
+
+
+def test_a_damaged_store_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    keep(tmp_path)
+    (tmp_path / "store.sqlite").write_bytes(b"SQLite format 3\0" + b"x" * 500)
+    assert main(["report", str(tmp_path)]) == 2
+    assert capsys.readouterr().err.count("\n") == 1
+    (tmp_path / "elsewhere").mkdir()
+    assert main(["report", str(tmp_path / "elsewhere"), "--history", str(tmp_path)]) == 2
+    assert "store.sqlite" in (tmp_path / "elsewhere" / "report.html").read_text()
