@@ -55,10 +55,11 @@ def aiter_is_amds() -> bool | None:
 
 
 def _own() -> str | None:
-    """This program's version: of the source tree it runs from, else of the installed distribution."""
+    """This program's version: of the installed distribution, else what its source tree says where there is no git."""
     try:
         project = tomllib.loads((Path(__file__).parents[1] / "pyproject.toml").read_text(encoding="utf-8"))
     except FileNotFoundError:
         return installed(PRODUCT)
-    declared = project.get("project", {})
-    return str(declared["version"]) if declared.get("name") == PRODUCT else installed(PRODUCT)
+    if project.get("project", {}).get("name") != PRODUCT:
+        return installed(PRODUCT)
+    return installed(PRODUCT) or str(project["tool"]["hatch"]["version"]["raw-options"]["fallback_version"])

@@ -165,6 +165,30 @@ def test_other_cases_than_those_in_the_store_are_refused(
     assert "this release draws another case there" in one_line(capsys)
 
 
+def test_a_store_that_takes_no_more_ends_the_search_and_keeps_the_rest(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    seen, add = count(1), Store.add
+
+    def full(self: Store, *arguments: Any) -> None:
+        if next(seen) == 20:
+            (pages,) = self.connection.execute("PRAGMA page_count").fetchone()
+            self.connection.execute(f"PRAGMA max_page_count = {pages}")
+        add(self, *arguments)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Store, "add", full)
+        assert fuzz(tmp_path / "a", "--cases", "60") == 3
+    captured = capsys.readouterr()
+    assert "the disk is full; what was recorded is kept, and --resume goes on" in captured.err.splitlines()[-1]
+    told, kept = json.loads(captured.out), len(rows(tmp_path / "a")["results"])
+    assert sum(target["cases"] for target in told["targets"].values()) + len(told["harness_errors"]) == kept
+    assert 19 <= kept < 120
+    fuzz(tmp_path / "a", "--cases", "60", "--resume")
+    fuzz(tmp_path / "b", "--cases", "60")
+    assert rows(tmp_path / "a") == rows(tmp_path / "b")
+
+
 # -------------------------------------------------------------------- shards
 
 
@@ -273,7 +297,10 @@ def in_a_child(kill_at: int | None, out: Path, *arguments: str) -> tuple[int, in
     return os.waitstatus_to_exitcode(status), int(told or 0)
 
 
-def test_a_kill_at_any_step_loses_nothing_and_doubles_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("every", [pytest.param(1, marks=pytest.mark.slow), 23])
+def test_a_kill_at_any_step_loses_nothing_and_doubles_nothing(
+    every: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(rounds, "ROUND", 2)
     arguments = ("--cases", "3")
     code, steps = in_a_child(None, tmp_path / "whole", *arguments)

@@ -1,0 +1,82 @@
+"""A real campaign, its driver, server and workers killed at random moments: resumed, it is as if nothing had been."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import time
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+from fuzz.cli import main
+from suites.fuzz.campaign.stores import rows
+
+TARGETS = ["planted.gather.clean", "planted.gather.nan", "sglang.shuffle_5d.gather"]
+OPTIONS = ["--targets", "suites.fuzz.planted", "--engine", "emulator", "--jobs", "2", "--json"]
+KILLS = 50
+CASES_A_KILL = 3
+
+
+def begun(out: Path, cases: int) -> int:
+    """The pid of a process that searches."""
+    pid = os.fork()
+    if pid == 0:
+        code = 70
+        try:
+            nowhere = os.open(os.devnull, os.O_WRONLY)
+            os.dup2(nowhere, 1)
+            os.dup2(nowhere, 2)
+            code = main(["fuzz", *TARGETS, *OPTIONS, "--out", str(out), "--resume", "--cases", str(cases)])
+        finally:
+            os._exit(code)
+    return pid
+
+
+def ended(pid: int) -> int:
+    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+
+
+def children(pid: int) -> list[int]:
+    try:
+        return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+    except OSError:
+        return []
+
+
+def victim(driver: int, kind: str) -> int | None:
+    """The driver itself, its server, or a worker of it; None where there is none now."""
+    servers = children(driver)
+    workers = [worker for server in servers for worker in children(server)]
+    return next(iter({"driver": [driver], "server": servers, "worker": workers}[kind]), None)
+
+
+@pytest.mark.slow
+def test_kills_at_random_leave_no_trace(tmp_path: Path) -> None:
+    random_, killed = random.Random(7), {"driver": 0, "server": 0, "worker": 0}
+    kept: set[object] = set()
+    cases = 0
+    while sum(killed.values()) < KILLS:
+        cases += CASES_A_KILL
+        driver, kind = begun(tmp_path / "killed", cases), random_.choice(list(killed))
+        # Some at once, some while the server starts, most while cases run.
+        time.sleep(random_.uniform(0, 6))
+        pid = victim(driver, kind)
+        if pid is not None:
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        code = ended(driver)
+        assert code in (1, -signal.SIGKILL)
+        if pid is not None and (kind != "driver" or code == -signal.SIGKILL):
+            killed[kind] += 1
+        if (tmp_path / "killed" / "store.sqlite").exists() and code == 1:
+            now = set(rows(tmp_path / "killed")["results"])
+            assert kept <= now
+            kept = now
+    assert min(killed.values()) > 5
+    assert ended(begun(tmp_path / "killed", cases)) == 1
+    assert ended(begun(tmp_path / "whole", cases)) == 1
+    assert rows(tmp_path / "killed") == rows(tmp_path / "whole")
+    assert len(rows(tmp_path / "whole")["results"]) == cases * len(TARGETS)
