@@ -9,6 +9,7 @@ Damage is done to bytes, and to the structure: fields go, change their type, tra
 from __future__ import annotations
 
 import argparse
+import copy
 import json
 import random
 import struct
@@ -102,10 +103,15 @@ def json_damaged(rng: random.Random, data: bytes) -> bytes:
     return text.encode("utf-8", "surrogatepass")
 
 
+def _value(rng: random.Random) -> Any:
+    # A copy: the next change may be made to it.
+    return copy.deepcopy(rng.choice(_VALUES))
+
+
 def _changed(rng: random.Random, tree: Any) -> Any:
     places = list(_places(tree))
     if not places:
-        return rng.choice(_VALUES)
+        return _value(rng)
     holder, key = rng.choice(places)
     kind = rng.randrange(6)
     if kind == 0:
@@ -114,15 +120,15 @@ def _changed(rng: random.Random, tree: Any) -> Any:
         other, there = rng.choice(places)
         holder[key], other[there] = other[there], holder[key]
     elif kind == 2 and isinstance(holder, dict):
-        holder[rng.choice(("more", "", "schema", "case", "x" * 300, "\ud800"))] = holder[key]
+        holder[rng.choice(("more", "", "schema", "case", "x" * 300, "\ud800"))] = copy.deepcopy(holder[key])
     elif kind == 3 and isinstance(holder, list):
-        holder += holder[: rng.choice((1, 5, 5000))]
+        holder += copy.deepcopy(holder[: rng.choice((1, 5, 300))])
     elif kind == 4 and isinstance(holder[key], int | float) and not isinstance(holder[key], bool):
         holder[key] = rng.choice((holder[key] + 1, -holder[key], holder[key] * 1000, str(holder[key]), [holder[key]]))
     else:
-        holder[key] = rng.choice(_VALUES)
+        holder[key] = _value(rng)
     # A swap with one's own parent makes a loop, which no text can hold.
-    return tree if _finite(tree, 60) else rng.choice(_VALUES)
+    return tree if _finite(tree, 60) else _value(rng)
 
 
 def _finite(node: Any, room: int) -> bool:
@@ -306,13 +312,14 @@ def damaged(kind: Kind, seed: int, index: int) -> bytes:
     return bytes_damaged(rng, whole) if rng.random() < 0.4 else kind.damage(rng, whole)
 
 
-SHARES = {"case": 0.4, "finding": 0.25, "report": 0.05, "ledger": 0.2, "record": 0.1}
+SHARES = {"case": 0.45, "finding": 0.3, "ledger": 0.15, "record": 0.08, "report": 0.02}
 """Of all files, how many are of each kind: the slower are fewer."""
 
 
 def attempt(folder: Path, count: int, seed: int, every: Callable[[str, str | None], None]) -> None:
     """Damage ``count`` files and read them; ``every`` hears of each kind and line. Raises ``Unclear``."""
-    for kind in kinds(folder):
+    made = {kind.name: kind for kind in kinds(folder)}
+    for kind in (made[name] for name in SHARES):
         path = folder / kind.file
         for whole in kind.whole:
             path.write_bytes(whole)
@@ -333,14 +340,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args(arguments)
     counts: Counter[tuple[str, bool]] = Counter()
+
+    def every(name: str, line: str | None) -> None:
+        counts[name, line is None] += 1
+        refused_, read = counts[name, False], counts[name, True]
+        if refused_ + read == round(options.count * SHARES[name]):
+            print(f"{name}: {refused_} refused, each with one line; {read} still read", flush=True)
+
     with tempfile.TemporaryDirectory(prefix="attn-oracle-corruptions-") as folder:
         try:
-            attempt(Path(folder), options.count, options.seed, lambda kind, line: counts.update([(kind, line is None)]))
+            attempt(Path(folder), options.count, options.seed, every)
         except Unclear as error:
             print(f"{error}\n{error.__cause__!r:.2000}")
             return 1
-    for name in SHARES:
-        print(f"{name}: {counts[name, False]} refused, each with one line; {counts[name, True]} still read")
     return 0
 
 
