@@ -254,6 +254,60 @@ def replay(
 
 
 @app.command()
+def minimize(
+    finding: Annotated[Path, typer.Argument(metavar="FINDING", help="A finding's file.")],
+    time: Annotated[str, typer.Option(metavar="60s", help="Time for the search: 90s, 10m.")] = "60s",
+    out: Annotated[Path | None, typer.Option(metavar="DIR", help="Where to. Default: beside FINDING.")] = None,
+    engine: EngineOption = "auto",
+    jobs: Jobs = None,
+    timeout: Timeout = CASE_TIMEOUT,
+    modules: Modules = None,
+    as_json: Json = False,
+) -> None:
+    """Find the smallest case that still shows a finding, by the same check and diagnosis."""
+    time_s, timeout_s = duration("--time", time), duration("--timeout", timeout)
+    from fuzz.commands import parse_engine
+    from fuzz.minimise_command import run_minimise
+
+    run_minimise(
+        finding,
+        parse_engine(engine),
+        tuple(modules or ()),
+        time_s=time_s,
+        out=out,
+        jobs=jobs,
+        as_json=as_json,
+        timeout_s=timeout_s,
+    )
+
+
+@app.command()
+def reproducer(
+    findings: Annotated[list[Path], typer.Argument(metavar="FINDING|DIR...", help="Findings' files, or folders.")],
+    out: Annotated[Path, typer.Option(metavar="DIR", help="Where to.")] = Path(".attn-oracle"),
+    engine: EngineOption = "auto",
+    jobs: Jobs = None,
+    timeout: Timeout = CASE_TIMEOUT,
+    modules: Modules = None,
+    as_json: Json = False,
+) -> None:
+    """Write a folder for each finding: its case, a script that needs no attn-oracle, and a report for an issue."""
+    timeout_s = duration("--timeout", timeout)
+    from fuzz.commands import parse_engine
+    from fuzz.minimise_command import run_reproducers
+
+    run_reproducers(
+        findings,
+        parse_engine(engine),
+        tuple(modules or ()),
+        out=out,
+        jobs=jobs,
+        as_json=as_json,
+        timeout_s=timeout_s,
+    )
+
+
+@app.command()
 def diagnose(
     finding: Annotated[Path, typer.Argument(metavar="FINDING", help="A finding's file.")],
     engine: EngineOption = "auto",

@@ -120,6 +120,60 @@ def finding_from_dict(data: object) -> tuple[str, Case]:
     return target, case_from_dict(data.get("case"))
 
 
+def saved_finding(data: object) -> Finding:
+    """A finding from its plain data, with everything that was kept. Raises ``FindingError`` and ``CaseError``."""
+    target, case = finding_from_dict(data)
+    if not isinstance(data, Mapping):
+        raise FindingError(f"finding: {type(data).__name__}; allowed: a JSON object")
+    text, optional = (str,), (str, type(None))
+    versions = _typed(data, "versions", (dict,))
+    modules = _typed(data, "modules", (list,))
+    for name, value in versions.items():
+        if not isinstance(value, optional):
+            raise FindingError(f"finding.versions.{name[:60]}: {str(value)[:60]!r}; allowed: text or null")
+    if not all(isinstance(module, str) for module in modules):
+        raise FindingError("finding.modules: allowed: a list of text")
+    return Finding(
+        target=target,
+        check=Check(_word(data, "check", tuple(Check))),
+        verdict=Verdict(_word(data, "verdict", tuple(Verdict))),
+        message=_typed(data, "message", text),
+        evidence=_typed(data, "evidence", (dict,)),
+        diagnosis=_typed(data, "diagnosis", optional),
+        worst_ratio=_typed(data, "worst_ratio", (int, float, type(None))),
+        engine=Engine(_word(data, "engine", tuple(Engine))),
+        versions=versions,
+        known=_typed(data, "known", optional),
+        case=case,
+        modules=tuple(modules),
+    )
+
+
+def _typed(data: Mapping[str, Any], name: str, kinds: tuple[type, ...]) -> Any:
+    value = data.get(name)
+    if name not in data or not isinstance(value, kinds) or isinstance(value, bool):
+        shown = repr(value)[:60] if name in data else "missing"
+        raise FindingError(f"finding.{name}: {shown}; allowed: {' or '.join(_KINDS[kind] for kind in kinds)}")
+    return value
+
+
+_KINDS: dict[type, str] = {
+    str: "text",
+    dict: "an object",
+    list: "a list",
+    int: "an integer",
+    float: "a number",
+    type(None): "null",
+}
+
+
+def _word(data: Mapping[str, Any], name: str, allowed: tuple[str, ...]) -> str:
+    value: str = _typed(data, name, (str,))
+    if value not in allowed:
+        raise FindingError(f"finding.{name}: {value[:60]!r}; allowed: {', '.join(allowed)}")
+    return value
+
+
 def findings_of(target: str, case: Case, result: CaseResult, settings: Settings) -> list[Finding]:
     """The failed checks of one case, each with the ledger entry that explains it, if any."""
     found = []

@@ -37,6 +37,11 @@ def setup(options: Mapping[str, Any]) -> None:
     _targets.update(registry.load(options["modules"]))
 
 
+def declared(target: str) -> Declaration:
+    """A target that ``setup`` has loaded."""
+    return _targets[target]
+
+
 def run(request: dict[str, Any], progress: Callable[[str], None]) -> dict[str, Any]:
     """Judge ``request["case"]`` on ``request["target"]``; returns ``CaseResult.to_dict()``, with coverage if
     ``request["coverage"]`` is given and true.

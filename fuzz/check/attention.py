@@ -11,6 +11,7 @@ from fuzz.buffers import DTYPE_NAMES
 from fuzz.check.execute import Execution
 from fuzz.check.picture import decoded_keys, ratio_map
 from fuzz.check.result import CaseResult, Check, CheckResult
+from fuzz.instance import Instance
 from oracle.attention import Solution, lse_with_sink, solve
 from oracle.budget import Bounds, Budgets, Tally, budgets, confidence_for, judge
 from oracle.budget.merge import merge_bounds
@@ -34,7 +35,16 @@ EMPTY_LSE = {
 
 def attention_values(declaration: Declaration, run: Execution) -> CaseResult:
     """Solve the problem, bound the target's rounding errors, and judge each element of out and lse."""
-    problem, case = run.instance.problem, run.instance.case
+    solution, bounds = expected_attention(declaration, run.instance)
+    case, convention = run.instance.case, declaration.convention
+    precision = declaration.precision_for(case.dtype, case.kv_dtype)
+    return _judged(run, solution, bounds, convention, precision, convention.lse_base)
+
+
+def expected_attention(declaration: Declaration, instance: Instance) -> tuple[Solution, Budgets]:
+    """The solution of the instance's problem, its log-sum-exp natural, with the sink if the target counts it; and by
+    how much the target may be off. Raises ``TypeError`` where there is no such problem."""
+    problem, case = instance.problem, instance.case
     if problem is None:
         raise TypeError(f"{case.operation} poses no attention problem")
     convention, precision = declaration.convention, declaration.precision_for(case.dtype, case.kv_dtype)
@@ -49,7 +59,7 @@ def attention_values(declaration: Declaration, run: Execution) -> CaseResult:
         confidence=CONFIDENCE,
         solution=solution,
     )
-    return _judged(run, solution, bounds, convention, precision, convention.lse_base)
+    return solution, bounds
 
 
 def judge_within(declaration: Declaration, run: Execution, expected: Solution, bounds: Bounds) -> CheckResult:
@@ -62,12 +72,18 @@ def judge_within(declaration: Declaration, run: Execution, expected: Solution, b
 
 def merge_values(declaration: Declaration, run: Execution) -> CaseResult:
     """Merge the states in float64, bound the target's rounding errors, and judge each element of out and lse."""
+    solution, bounds = expected_merge(declaration, run.instance)
     convention, precision = declaration.convention, declaration.precision_for(run.instance.case.dtype)
-    outs, lses = (run.instance.buffers[name].view.double() for name in ("outs", "lses"))
-    out, lse = merge_states(outs, lses, convention.lse_base)
-    bounds = merge_bounds(outs, lses, out, lse, precision, convention.lse_base)
     # Numbers stay in the target's base throughout: nothing is converted when they are judged.
-    return _judged(run, Solution(out, lse), bounds, convention, precision, LseBase.NATURAL)
+    return _judged(run, solution, bounds, convention, precision, LseBase.NATURAL)
+
+
+def expected_merge(declaration: Declaration, instance: Instance) -> tuple[Solution, Bounds]:
+    """The instance's states merged, log-sum-exps in the target's base, and by how much the target may be off."""
+    convention, precision = declaration.convention, declaration.precision_for(instance.case.dtype)
+    outs, lses = (instance.buffers[name].view.double() for name in ("outs", "lses"))
+    out, lse = merge_states(outs, lses, convention.lse_base)
+    return Solution(out, lse), merge_bounds(outs, lses, out, lse, precision, convention.lse_base)
 
 
 def _judged(

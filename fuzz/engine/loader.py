@@ -73,13 +73,18 @@ class _Finder(MetaPathFinder):
         return ModuleSpec(fullname, _Given(factory), is_package=True)
 
 
+asked: dict[str, ModuleType] = {}
+"""Every module that scoped imports made, by name, the latest of each; whoever wants to know clears it before."""
+
+
 @contextmanager
-def scoped_imports(packages: Mapping[str, ModuleFactory]) -> Iterator[None]:
+def scoped_imports(packages: Mapping[str, ModuleFactory]) -> Iterator[dict[str, ModuleType]]:
     """Within the block, every module of the named top-level packages is made by its factory.
 
     Modules of these packages that were loaded before are put aside and put back; those made within are gone
-    afterwards.
+    afterwards, and then in the dictionary that is yielded.
     """
+    made: dict[str, ModuleType] = {}
 
     def take() -> dict[str, ModuleType]:
         names = [name for name in sys.modules if name.partition(".")[0] in packages]
@@ -89,11 +94,26 @@ def scoped_imports(packages: Mapping[str, ModuleFactory]) -> Iterator[None]:
     finder = _Finder(packages)
     sys.meta_path.insert(0, finder)
     try:
-        yield
+        yield made
     finally:
         sys.meta_path.remove(finder)
-        take()
+        made |= take()
+        asked.update(made)
         sys.modules.update(before)
+
+
+def stands_for(kind: type) -> tuple[str, str] | None:
+    """Module and name that a class of an adapter was given as to files that were executed, or None."""
+    for modules in imported.values():
+        for module, found in modules.items():
+            name = next((name for name, value in vars(found).items() if value is kind), None)
+            if name is not None:
+                return module, name
+    return None
+
+
+imported: dict[Path, dict[str, ModuleType]] = {}
+"""For each file that was executed, the modules that its imports were given, by name."""
 
 
 def load_source(
@@ -105,7 +125,7 @@ def load_source(
     its kernels. On ``emulator`` the file sees our substitute for Triton, and the pretended machine, or ``device``,
     or an H200; elsewhere the installed one.
     """
-    with scoped_imports(packages):
+    with scoped_imports(packages) as imported[path]:
         if engine is Engine.EMULATOR:
             # Launchers choose block sizes by what torch.cuda says of the machine.
             return emulator.load_source(path, name, imports={"torch": torch_with(_machine or device or H200)})

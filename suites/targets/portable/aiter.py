@@ -7,6 +7,7 @@ test compares the signatures with a source tree. What the contract leaves open i
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -196,3 +197,8 @@ def _refuse(plain: dict[str, tuple[Any, Any]]) -> None:
     for name, (given, only) in plain.items():
         same = given is only if only is None else given == only
         require(same, name, "given" if only is None else given, f"{only}: more is not done here")
+
+
+for _function in (get_recommended_splits, mha_batch_prefill_func, pa_decode_gluon):
+    # Reproducer scripts, which have none of us, carry these.
+    _function.standalone = Path(__file__).with_name("plain_aiter.py")

@@ -1,0 +1,247 @@
+"""The smallest case that still shows a fault: greedy, over reductions of the case, to a fixed point.
+
+Whether a case shows the fault is asked of a judge, many cases at a time, so that a pool of workers is used. The first
+candidate that shows it, in the candidates' order, is taken: the way, and so the result, depends neither on the number
+of workers nor on their speed; a limit of time alone can end it earlier.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field, fields, replace
+from enum import StrEnum
+
+from fuzz.campaign.finding import Finding, findings_of
+from fuzz.campaign.pool import Pool
+from fuzz.campaign.reductions import REDUCTIONS, Reducer, weight
+from fuzz.campaign.run import HarnessError, Settings, run_cases
+from fuzz.case import Case
+from fuzz.check.result import Check
+from fuzz.report.summary import distinct
+from fuzz.space import Space
+from oracle.declare import Declaration
+
+Judge = Callable[[Sequence[Case]], Sequence[bool]]
+"""Whether each of some cases shows the fault."""
+
+FINDING_TIME_S = 60.0
+"""For one finding, if nothing else is said."""
+
+
+@dataclass(frozen=True)
+class Minimised:
+    """What became of a case. ``judged``: cases that were asked about; ``complete``: no reduction keeps the fault."""
+
+    case: Case
+    judged: int
+    complete: bool
+
+
+@dataclass
+class _Search:
+    """A case on its way down, and what is known of those that were asked about."""
+
+    reducer: Reducer
+    judge: Judge
+    case: Case
+    batch: int
+    most: int | None
+    expired: Callable[[], bool]
+    known: dict[Case, bool] = field(default_factory=dict)
+    consulted: set[Case] = field(default_factory=set)
+    stopped: bool = False
+
+    def run(self) -> Minimised:
+        changed = True
+        while changed and not self.stopped:
+            changed = False
+            for name in REDUCTIONS:
+                while self._reduce(name):
+                    changed = True
+        return Minimised(self.case, len(self.consulted), not self.stopped)
+
+    def take(self, candidates: Sequence[Case]) -> bool:
+        """Whether any of ``candidates`` shows the fault; the first that does becomes the case."""
+        for start in range(0, len(candidates), self.batch):
+            if self.stopped:
+                return False
+            part = candidates[start : start + self.batch]
+            self._ask(part)
+            for candidate in part:
+                if candidate not in self.consulted:
+                    if len(self.consulted) == self.most:
+                        self.stopped = True
+                        return False
+                    self.consulted.add(candidate)
+                if self.known[candidate]:
+                    self.case = candidate
+                    return True
+            self.stopped = self.expired()
+        return False
+
+    def _reduce(self, name: str) -> bool:
+        return not self.stopped and self.take(self.reducer.of(name, self.case))
+
+    def _ask(self, cases: Sequence[Case]) -> None:
+        unknown = [case for case in cases if case not in self.known]
+        if unknown:
+            self.known |= zip(unknown, self.judge(unknown), strict=True)
+
+
+def minimise(
+    declaration: Declaration,
+    case: Case,
+    judge: Judge,
+    *,
+    batch: int = 1,
+    most: int | None = None,
+    expired: Callable[[], bool] = lambda: False,
+    smaller: Sequence[Case] = (),
+) -> Minimised:
+    """The smallest case that ``judge`` calls a fault, on the way down from ``case``, which shows it.
+
+    ``batch``: how many cases are asked about at a time; ``most``: how many in all; ``expired``: whether to stop, asked
+    after each batch; ``smaller``: cases worth trying first. Every case asked about lies in what is declared.
+    """
+    reducer = Reducer(declaration)
+    search = _Search(reducer, judge, case, batch, most, expired)
+    own = _weight(declaration, case)
+    search.take(sorted((c for c in smaller if _weight(declaration, c) < own), key=lambda c: _weight(declaration, c)))
+    return search.run()
+
+
+def _weight(declaration: Declaration, case: Case) -> tuple[int, ...]:
+    return weight(case, Space(declaration, huge=True))
+
+
+# ---------------------------------------------------------------------------- findings
+
+
+@dataclass
+class FindingJudge:
+    """Runs cases in a pool: does a finding show again, by the same check, diagnosis and ledger entry?
+
+    The entry is that of the settings' ledger, whether or not it explained the finding when it was found: so a search
+    that ignores the ledger keeps its faults apart, too. ``shown`` keeps the finding of every case that shows it;
+    ``errors`` the failures of our own code, which show nothing.
+    """
+
+    finding: Finding
+    pool: Pool
+    settings: Settings
+    shown: dict[Case, Finding] = field(default_factory=dict)
+    errors: list[HarnessError] = field(default_factory=list)
+
+    def __call__(self, cases: Sequence[Case]) -> list[bool]:
+        """Judge the cases."""
+        requests = iter([(self.finding.target, case) for case in cases])
+        wanted = _fault(self.finding, self.settings)
+        for outcome in run_cases(self.pool, requests, self.settings):
+            if outcome.harness is not None:
+                self.errors.append(outcome.harness)
+                continue
+            for found in findings_of(outcome.target, outcome.case, outcome.result, self.settings):
+                if _fault(found, self.settings) == wanted:
+                    self.shown[outcome.case] = replace(found, known=self.finding.known, modules=self.finding.modules)
+        return [case in self.shown for case in cases]
+
+
+def _fault(found: Finding, settings: Settings) -> tuple[str | None, ...]:
+    entry = next(
+        (d.id for d in settings.defects if d.matches(found.target, found.check, found.diagnosis, found.case)), None
+    )
+    return found.target, found.check, found.diagnosis, entry
+
+
+@dataclass(frozen=True)
+class Smaller:
+    """A finding before and after. ``after`` is ``before`` where nothing smaller shows it."""
+
+    before: Finding
+    after: Finding
+    judged: int
+    complete: bool
+    """no reduction keeps the fault; else the time was up"""
+
+    def lines(self) -> list[str]:
+        """What was removed, one line a field, and whether that is all."""
+        found = [f"{name}: {old} -> {new}" for name, old, new in changes(self.before.case, self.after.case)]
+        end = "no single reduction keeps the fault" if self.complete else "the time was up: it may be smaller yet"
+        return [*(found or ["nothing could be removed"]), f"{self.judged} cases judged; {end}"]
+
+
+def changes(before: Case, after: Case) -> list[tuple[str, str, str]]:
+    """Field, old and new value of what differs."""
+    pairs = [(f.name, getattr(before, f.name), getattr(after, f.name)) for f in fields(Case)]
+    return [(name, _shown(old), _shown(new)) for name, old, new in pairs if old != new]
+
+
+def _shown(value: object) -> str:
+    if isinstance(value, tuple):
+        return f"[{', '.join(map(str, value))}]"
+    return value.value if isinstance(value, StrEnum) else str(value)
+
+
+def minimise_finding(
+    finding: Finding,
+    declaration: Declaration,
+    pool: Pool,
+    settings: Settings,
+    *,
+    time_s: float | None = FINDING_TIME_S,
+    most: int | None = None,
+    smaller: Sequence[Case] = (),
+) -> Smaller:
+    """The same fault on the smallest case found within ``time_s``, or ``most`` cases: see ``minimise``.
+
+    A candidate that takes longer than the whole time hangs, unless hanging is what is looked for.
+    """
+    if time_s is not None and finding.check is not Check.HANG:
+        settings = replace(settings, timeout_s=min(settings.timeout_s, max(time_s, 1.0)))
+    judge = FindingJudge(finding, pool, settings)
+    deadline = None if time_s is None else time.monotonic() + time_s
+    found = minimise(
+        declaration,
+        finding.case,
+        judge,
+        batch=2 * settings.jobs,
+        most=most,
+        expired=lambda: deadline is not None and time.monotonic() >= deadline,
+        smaller=smaller,
+    )
+    return Smaller(finding, judge.shown.get(found.case, finding), found.judged, found.complete)
+
+
+def minimise_findings(
+    findings: Iterable[Finding],
+    declarations: Iterable[Declaration],
+    pool: Pool,
+    settings: Settings,
+    time_s: float | None,
+    *,
+    each_s: float = FINDING_TIME_S,
+    most: int | None = None,
+    done: Callable[[Smaller], None] = lambda smaller: None,
+) -> list[Smaller]:
+    """One smaller finding for each fault that can be told apart, the smallest first. ``done`` hears of each at once.
+
+    ``time_s`` is shared: each has what is left over those that are left, at most ``each_s``; None: there is no limit of
+    time. The smallest cases of a target so far are tried first for its other findings. Settings with the ledger keep
+    known defects apart, also where the search ignored it.
+    """
+    known = {d.name: d for d in declarations}
+    todo = [f for f in sorted(distinct(list(findings)), key=lambda f: (f.size, f.id)) if f.target in known]
+    deadline = None if time_s is None else time.monotonic() + time_s
+    results: list[Smaller] = []
+    for place, finding in enumerate(todo):
+        share = None if deadline is None else (deadline - time.monotonic()) / (len(todo) - place)
+        if share is not None and share <= 0:
+            break
+        cases = list(dict.fromkeys(r.after.case for r in results if r.after.target == finding.target))
+        own_s = None if share is None else min(each_s, share)
+        declaration = known[finding.target]
+        found = minimise_finding(finding, declaration, pool, settings, time_s=own_s, most=most, smaller=cases)
+        results.append(found)
+        done(found)
+    return results

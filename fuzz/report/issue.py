@@ -1,0 +1,91 @@
+"""One finding as Markdown that can be pasted into an issue: what, on what, how to see it, and with what."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterator, Sequence
+from dataclasses import fields
+
+from fuzz.campaign.finding import Finding
+from fuzz.case import Case
+from fuzz.check.diagnosis import KEY, detail_of
+from fuzz.features import labels
+
+_ALWAYS = ("operation", "context_lens", "query_lens", "num_kv_heads", "group_size", "head_dim", "v_head_dim", "dtype")
+_PLAIN = (None, False, 0, (), "none", "normal", "full", "tight", "ascending", "inline")
+"""Values of other fields that say nothing."""
+
+
+def issue(finding: Finding, script: str | None, reason: str = "", *, options: Sequence[str] = ()) -> str:
+    """The report. ``script``: its file's name; None: there is none, for ``reason``. ``options``: those of a replay."""
+    return "\n".join(_lines(finding, script, reason, options)) + "\n"
+
+
+def _lines(finding: Finding, script: str | None, reason: str, options: Sequence[str]) -> Iterator[str]:
+    yield f"# {_inline(finding.target)}: {_inline(finding.check)} is wrong"
+    yield from ("", "## What", "", _inline(finding.message), "")
+    if (detail := detail_of(finding.evidence)) is not None:
+        yield f"Diagnosis, by the smallest change with which a float64 oracle gives the same result: {_inline(detail)}."
+        for other in _runners_up(finding):
+            yield f"- explains it as well: {_inline(other)}"
+        yield ""
+    else:
+        yield from ("Not diagnosed.", "")
+    yield from ("## Smallest input", "", "| field | value |", "|---|---|")
+    for name, value in shown_fields(finding.case):
+        yield f"| {name} | {_cell(value)} |"
+    yield from (
+        "",
+        f"Values are drawn from a counter (Philox) by seed {finding.case.seed}: the case alone rebuilds them.",
+        "",
+    )
+    yield from ("## How to see it", "")
+    if script is not None:
+        yield f"- `python3 {script}`: needs torch and the kernel's own package, and says so where it needs a GPU. It"
+        yield "  ends with 1 if the fault shows, with 0 if it does not."
+    else:
+        yield f"- There is no script without attn-oracle: {_inline(reason)}."
+    command = shlex.join(["attn-oracle", "replay", "finding.json", *options])
+    yield f"- `{command}`: on a CPU, too, where the kernel is emulated."
+    yield from ("", "## Environment", "", "| | |", "|---|---|", f"| engine | {finding.engine} |")
+    for name, version in finding.versions.items():
+        yield f"| {name} | {_cell(version or 'none')} |"
+    yield from ("", "## Evidence", "", "| | |", "|---|---|")
+    for name, value in finding.evidence.items():
+        if name != KEY and isinstance(value, str | int | float):
+            yield f"| {_cell(name)} | {_cell(str(value))} |"
+    yield f"| finding | {finding.id} |"
+    yield f"| known defect | {_cell(finding.known or 'no')} |"
+    yield from ("", "## For a person to fill in", "", "- severity:", "- reachability:")
+
+
+def shown_fields(case: Case) -> list[tuple[str, str]]:
+    """The fields of a case that say something, and their values."""
+    found = []
+    attends = ("group_size", "query_lens")
+    for name, value in ((f.name, getattr(case, f.name)) for f in fields(Case)):
+        if name == "seed" or (name in attends and not case.is_attention and value in ((), 1)):
+            continue
+        if name in _ALWAYS or (value not in _PLAIN and (name, str(value)) not in _SAYS_NOTHING):
+            found.append((name, ", ".join(map(str, value)) if isinstance(value, tuple) else str(value)))
+    features = [f"{name}={label}" for name, label in sorted(labels(case)) if name in ("length", "query", "window")]
+    return [*found, ("features", ", ".join(features) or "none")]
+
+
+_SAYS_NOTHING = {("causal", "True"), ("parts", "1"), ("scale", "None")}
+
+
+def _runners_up(finding: Finding) -> list[str]:
+    diagnosis = finding.evidence.get(KEY)
+    others = diagnosis.get("runners_up", []) if isinstance(diagnosis, dict) else []
+    return [str(other["detail"]) for other in others if isinstance(other, dict) and "detail" in other][:3]
+
+
+def _inline(text: str) -> str:
+    """One line in which nothing is taken for markup."""
+    line = " ".join(str(text).split())
+    return "".join(f"\\{c}" if c in "\\`*_<>[]#|" else c for c in line)
+
+
+def _cell(text: str) -> str:
+    return _inline(text)

@@ -1,0 +1,209 @@
+"""The minimiser: its result shows the fault, nothing one step simpler does, and the way there is always the same."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fuzz import registry
+from fuzz.campaign.finding import Finding, findings_of
+from fuzz.campaign.minimise import Minimised, minimise, minimise_finding, minimise_findings
+from fuzz.campaign.pool import Pool as Workers
+from fuzz.campaign.reductions import Reducer, weight
+from fuzz.campaign.run import Settings, open_pool, run_cases
+from fuzz.case import Case, Pool, Probe
+from fuzz.check.result import Check
+from fuzz.features import labels
+from fuzz.space import Space
+from fuzz.strategies import cases
+from fuzz.support import unsupported
+from oracle.declare import Declaration, declaration_of
+from oracle.kinds import Engine
+from suites.fuzz import planted
+from suites.fuzz.cases import extend_case, gather_case
+
+TARGETS = list(registry.load().values())
+some_targets = pytest.mark.parametrize("target", TARGETS[::7], ids=lambda t: t.name)
+
+Predicate = Callable[[Case], bool]
+
+
+class Judge:
+    """A judge that keeps what it was asked."""
+
+    def __init__(self, fails: Predicate) -> None:
+        self.fails = fails
+        self.asked: list[Case] = []
+
+    def __call__(self, cases: Sequence[Case]) -> list[bool]:
+        self.asked += cases
+        return [self.fails(case) for case in cases]
+
+
+def still_failing(declaration: Declaration, case: Case, fails: Predicate) -> list[Case]:
+    """What is one step simpler than ``case`` and fails too: nothing, if it is minimal."""
+    return [simpler for simpler in Reducer(declaration).candidates(case) if fails(simpler)]
+
+
+@st.composite
+def predicates(draw: st.DrawFn, case: Case) -> Predicate:
+    """A fault that ``case`` shows: some of its labels, and at least so many requests, keys and queries."""
+    wanted = draw(st.sets(st.sampled_from(sorted(labels(case))), max_size=3))
+    requests = draw(st.integers(0, min(2, len(case.context_lens))))
+    longest, queries = max(case.context_lens, default=0), max(case.query_lens, default=0)
+    keys, rows = draw(st.integers(0, longest)), draw(st.integers(0, queries))
+
+    def fails(other: Case) -> bool:
+        return (
+            wanted <= labels(other)
+            and len(other.context_lens) >= requests
+            and max(other.context_lens, default=0) >= keys
+            and max(other.query_lens, default=0) >= rows
+        )
+
+    return fails
+
+
+@some_targets
+@given(data=st.data())
+@settings(max_examples=15)
+def test_the_result_fails_and_is_minimal_and_stays_as_it_is(target: Declaration, data: st.DataObject) -> None:
+    case = data.draw(cases(Space(target)))
+    fails = data.draw(predicates(case))
+    found = minimise(target, case, Judge(fails))
+    assert found.complete
+    assert fails(found.case)
+    assert still_failing(target, found.case, fails) == []
+    again = minimise(target, found.case, Judge(fails))
+    assert again.case == found.case
+
+
+@some_targets
+@given(data=st.data())
+@settings(max_examples=15)
+def test_every_case_asked_about_can_be_run_and_is_simpler(target: Declaration, data: st.DataObject) -> None:
+    case = data.draw(cases(Space(target)))
+    judge = Judge(data.draw(predicates(case)))
+    minimise(target, case, judge)
+    space = Space(target)
+    assert all(unsupported(target, asked) is None for asked in judge.asked)
+    assert all(weight(asked, space) < weight(case, space) for asked in judge.asked)
+    assert all(
+        0 < q <= n or n == 0
+        for asked in judge.asked
+        for q, n in zip(asked.query_lens, asked.context_lens, strict=False)
+    )
+    assert len(set(judge.asked)) == len(judge.asked)
+
+
+@some_targets
+@given(data=st.data(), batch=st.integers(2, 9), most=st.none() | st.integers(0, 40))
+@settings(max_examples=15)
+def test_the_way_does_not_depend_on_the_number_of_workers(
+    target: Declaration, data: st.DataObject, batch: int, most: int | None
+) -> None:
+    case = data.draw(cases(Space(target)))
+    fails = data.draw(predicates(case))
+    assert minimise(target, case, Judge(fails), batch=batch, most=most) == minimise(
+        target, case, Judge(fails), most=most
+    )
+
+
+def test_what_is_not_minimal_is_told() -> None:
+    declaration = declared(planted.extend_window)
+    case = extend_case(context_lens=[17, 9], query_lens=[17, 9], window=4, index_dtype="int32")
+    assert still_failing(declaration, case, lambda other: other.window is not None)
+
+
+def test_a_fault_of_a_window_and_its_context() -> None:
+    declaration = declared(planted.extend_window)
+    case = extend_case(
+        context_lens=[33, 57, 4], query_lens=[1, 31, 4], window=19, strided=True, probe="ramp", index_dtype="int32"
+    )
+    fails = lambda c: c.window is not None and any(n > c.window for n in c.context_lens)  # noqa: E731
+    found = minimise(declaration, case, Judge(fails)).case
+    assert (found.context_lens, found.query_lens, found.window) == ((2,), (1,), 1)
+    assert (found.strided, found.probe) == (False, Probe.NORMAL)
+
+
+def test_a_fault_that_needs_two_requests_keeps_two() -> None:
+    declaration = declared(planted.gather_values)
+    case = gather_case(context_lens=[17, 40, 3, 22, 5], dtype="uint8", kv_dtype="uint8", probe="bytes")
+    found = minimise(declaration, case, Judge(lambda c: sum(n > 4 for n in c.context_lens) > 1)).case
+    assert found.context_lens == (5, 5)
+    assert (found.kv_dtype, found.pool, found.page_size) == ("bf16", Pool.TIGHT, 16)
+
+
+def test_a_limit_ends_the_search() -> None:
+    declaration, case = declared(planted.gather_values), gather_case(context_lens=[17, 40, 3])
+    judge = Judge(lambda c: True)
+    assert minimise(declaration, case, judge, most=0) == Minimised(case, 0, False)
+    judge = Judge(lambda c: False)
+    found = minimise(declaration, case, judge, expired=lambda: len(judge.asked) >= 4, batch=2)
+    assert (found.case, len(judge.asked), found.complete) == (case, 4, False)
+
+
+def test_a_smaller_case_that_fails_too_is_where_it_starts() -> None:
+    declaration, case = declared(planted.gather_values), gather_case(context_lens=[17, 40, 3])
+    small = gather_case(context_lens=[1])
+    judge = Judge(lambda c: bool(c.context_lens) and c.context_lens[0] > 0)
+    minimise(declaration, case, judge, smaller=[small])
+    assert judge.asked[0] == small
+
+
+# ------------------------------------------------------------------- with real workers
+
+
+def declared(function: object) -> Declaration:
+    declaration = declaration_of(function)
+    assert declaration is not None
+    return declaration
+
+
+HOW = Settings(engine=Engine.EMULATOR, jobs=2, modules=("suites.fuzz.planted",))
+
+
+@pytest.fixture(scope="module")
+def workers() -> Iterator[Workers]:
+    with open_pool(HOW) as pool:
+        yield pool
+
+
+def found_on(declaration: Declaration, case: Case, workers: Workers) -> list[Finding]:
+    (outcome,) = run_cases(workers, iter([(declaration.name, case)]), HOW)
+    return findings_of(declaration.name, case, outcome.result, HOW)
+
+
+def test_findings_keep_check_and_diagnosis_on_a_smaller_case(workers: Workers) -> None:
+    declaration = declared(planted.extend_window)
+    case = extend_case(context_lens=[33, 57], query_lens=[33, 31], window=9, index_dtype="int32", scale=0.5)
+    found = found_on(declaration, case, workers)
+    several = minimise_findings(found, [declaration], workers, HOW, None)
+    assert {s.before.check for s in several} == {f.check for f in found} == {Check.VALUES, Check.LSE}
+    for one in several:
+        assert one.complete
+        assert (one.after.check, one.after.diagnosis) == (one.before.check, "window")
+        assert len(one.after.case.context_lens) == 1
+        assert sum(one.after.case.context_lens) <= 2
+        assert any(line.startswith("context_lens: [33, 57] -> ") for line in one.lines())
+        assert "scale: 0.5 -> None" in one.lines()
+
+
+def test_a_finding_that_cannot_be_smaller_is_said_to_be_so(workers: Workers) -> None:
+    declaration = declared(planted.gather_crash)
+    case = gather_case(context_lens=[], num_kv_heads=1, placement="ascending", pool="tight")
+    (finding,) = found_on(declaration, case, workers)
+    found = minimise_finding(finding, declaration, workers, HOW)
+    assert found.after == finding
+    assert found.lines()[0] == "nothing could be removed"
+
+
+def test_no_time_is_no_change(workers: Workers) -> None:
+    declaration = declared(planted.gather_crash)
+    (finding,) = found_on(declaration, gather_case(), workers)
+    assert minimise_findings([finding], [declaration], workers, HOW, 0.0) == []
+    (found,) = minimise_findings([finding], [declaration], workers, HOW, None, most=1)
+    assert (found.judged, found.complete) == (1, False)
