@@ -177,7 +177,8 @@ def fuzz(
     time_s = None if time is None else duration("--time", time)
     timeout_s = duration("--timeout", timeout)
     from fuzz.campaign.rounds import parse_shard
-    from fuzz.commands import parse_engine, prepare, replay_options, run_search
+    from fuzz.commands import parse_engine, prepare, replay_options
+    from fuzz.search_command import run_search
 
     part = parse_shard(shard)
     prepared = prepare(

@@ -1,32 +1,24 @@
-"""What the commands that run targets do, without the parsing of their options."""
+"""What commands that run targets share, and those that judge given cases: run, replay, diagnose."""
 
 from __future__ import annotations
 
 import json
 import os
-import signal
-import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.resources import files
 from pathlib import Path
-from time import monotonic
-from types import FrameType
 from typing import Any
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.text import Text
 
 from fuzz import engine as engines
 from fuzz import ledger, registry
-from fuzz.campaign.finding import Finding, FindingError, finding_from_dict
-from fuzz.campaign.journal import Journal, start
+from fuzz.campaign.finding import FindingError, finding_from_dict
 from fuzz.campaign.pool import Pool
 from fuzz.campaign.rounds import WHOLE, Shard
 from fuzz.campaign.run import Campaign, Outcome, Settings, open_pool, run_cases
-from fuzz.campaign.store import StoreError
 from fuzz.case import Case, CaseError
 from fuzz.check.diagnosis import KEY, detail_of
 from fuzz.check.result import CaseResult, Check, CheckResult
@@ -35,15 +27,11 @@ from fuzz.errors import Stop as Stop
 from fuzz.options import CASE_TIMEOUT_S
 from fuzz.report import summary as summaries
 from fuzz.report.coverage import coverage_dict, coverage_lines, covered
-from fuzz.report.keep import Keeper
 from fuzz.support import unsupported
 from fuzz.versions import versions
 from oracle.declare import Declaration
 from oracle.kinds import Engine
 from oracle.verdict import Verdict
-
-LINE_EVERY_S = 15.0
-"""Off a terminal, the longest silence of a search."""
 
 
 def parse_engine(name: str) -> Engine:
@@ -135,6 +123,35 @@ def prepare_targets(
         timeout_s=timeout_s,
     )
     return Prepared(able, skipped, settings)
+
+
+def stop_unless_clean(campaign: Campaign) -> None:
+    """End with the exit code that the campaign's result asks for. Known defects are no findings."""
+    if campaign.harness_errors:
+        raise Stop(Exit.HARNESS, campaign.harness_errors[0].message)
+    if any(summary.unknown for summary in campaign.summaries.values()):
+        raise Stop(Exit.FINDINGS)
+    judged = sum(s.cases - s.verdicts[Verdict.UNSUPPORTED] for s in campaign.summaries.values())
+    if not judged:
+        raise Stop(Exit.NOTHING, "nothing asked for can run here")
+
+
+def default_jobs(engine: Engine) -> int:
+    """Worker processes: one a core on the CPU; on a GPU a few, so that compilation overlaps with running."""
+    cores = len(os.sched_getaffinity(0))
+    return cores if engine is Engine.EMULATOR else min(cores, 8)
+
+
+def replay_options(engine: str, modules: Sequence[str]) -> list[str]:
+    """What a replay has to be told as this command was; ``engine`` as it was given."""
+    named = [word for module in modules for word in ("--targets", module)]
+    return named if engine == "auto" else [*named, "--engine", engine]
+
+
+def wide_console() -> Console:
+    """Stdout; where it is no terminal, wide enough for a table without folded words."""
+    console = Console()
+    return console if console.is_terminal else Console(width=160)
 
 
 # --------------------------------------------------------------- run and replay
@@ -320,201 +337,3 @@ def _print_outcome(outcome: Outcome) -> None:
     for detail in dict.fromkeys(detail_of(check.evidence) for check in result.failures):
         if detail is not None:
             print(f"    diagnosis: {detail}")
-
-
-# ----------------------------------------------------------- fuzz and gpu_diff
-
-
-def keeper(out: Path) -> Keeper:
-    """Where findings are kept, ready before the first case. Raises ``Stop`` where the folder cannot be written."""
-    kept = Keeper(out)
-    try:
-        kept.open()
-    except OSError as error:
-        raise _cannot_write(out, error) from None
-    return kept
-
-
-def _cannot_write(out: Path, error: OSError) -> Stop:
-    return Stop(Exit.USAGE, f"--out {out}: cannot be written: {error.strerror}")
-
-
-def run_search(
-    campaign: Campaign, prepared: Prepared, out: Path, resume: bool, as_json: bool, options: Sequence[str]
-) -> None:
-    """Search, recorded in the store of ``out``, and report. ``options`` are those of a replay."""
-    kept = keeper(out)
-    journal, told = start(out, campaign, resume)
-    with journal.store:
-        if told:
-            Console(stderr=True).print(Text(told), soft_wrap=True)
-        kept.resume(f for s in campaign.summaries.values() for f in s.findings)
-        with prepared.pool() as pool:
-            ending = search(campaign, pool, kept)
-        finish(campaign, prepared.skipped, kept, as_json, options, ending, journal)
-
-
-@dataclass(frozen=True)
-class Ending:
-    """How a search ended before its time, if it did: by Ctrl-C or SIGTERM, or as its store took no more."""
-
-    interrupted: bool = False
-    failure: StoreError | None = None
-
-
-def search(campaign: Campaign, pool: Pool, kept: Keeper) -> Ending:
-    """Run a campaign with progress on stderr; each finding is kept at once. Ctrl-C or SIGTERM ends it."""
-    with progress(campaign) as step:
-
-        def note(outcome: Outcome, found: list[Finding]) -> None:
-            kept.keep(found)
-            if outcome.harness is not None:
-                kept.keep_error(outcome.harness)
-            step(outcome, found)
-
-        campaign.on_outcome = note
-        try:
-            with terminable():
-                campaign.run(pool)
-        except KeyboardInterrupt:
-            Console(stderr=True).print("interrupted: what was found so far follows")
-            return Ending(interrupted=True)
-        except StoreError as failure:
-            return Ending(interrupted=True, failure=failure)
-    return Ending()
-
-
-@contextmanager
-def terminable() -> Iterator[None]:
-    """SIGTERM raises ``KeyboardInterrupt``, as Ctrl-C does. Without effect outside the main thread."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-
-    def interrupt(number: int, frame: FrameType | None) -> None:
-        raise KeyboardInterrupt
-
-    before = signal.signal(signal.SIGTERM, interrupt)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
-
-
-def stop_unless_clean(campaign: Campaign) -> None:
-    """End with the exit code that the campaign's result asks for. Known defects are no findings."""
-    if campaign.harness_errors:
-        raise Stop(Exit.HARNESS, campaign.harness_errors[0].message)
-    if any(summary.unknown for summary in campaign.summaries.values()):
-        raise Stop(Exit.FINDINGS)
-    judged = sum(s.cases - s.verdicts[Verdict.UNSUPPORTED] for s in campaign.summaries.values())
-    if not judged:
-        raise Stop(Exit.NOTHING, "nothing asked for can run here")
-
-
-def default_jobs(engine: Engine) -> int:
-    """Worker processes: one a core on the CPU; on a GPU a few, so that compilation overlaps with running."""
-    cores = len(os.sched_getaffinity(0))
-    return cores if engine is Engine.EMULATOR else min(cores, 8)
-
-
-Step = Callable[[Outcome, list[Finding]], None]
-
-
-@contextmanager
-def progress(campaign: Campaign) -> Iterator[Step]:
-    """A live bar on a terminal; elsewhere a plain line now and then. On stderr."""
-    console = Console(stderr=True)
-    total = None if campaign.cases is None else campaign.cases * len(campaign.targets) // campaign.shard.of
-    done = sum(summary.cases for summary in campaign.summaries.values())
-    if not console.is_terminal:
-        with _plain_progress(console, done, total) as line:
-            yield line
-        return
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=console, transient=True) as bar:
-        task = bar.add_task("cases", total=total, completed=done)
-
-        def step(outcome: Outcome, found: list[Finding]) -> None:
-            bar.update(task, advance=1, description=outcome.target)
-            for finding in found:
-                if finding.known is None:
-                    bar.console.print(f"{finding.target}: {finding.check}: {finding.message}", markup=False)
-
-        yield step
-
-
-def replay_options(engine: str, modules: Sequence[str]) -> list[str]:
-    """What a replay has to be told as this command was; ``engine`` as it was given."""
-    named = [word for module in modules for word in ("--targets", module)]
-    return named if engine == "auto" else [*named, "--engine", engine]
-
-
-@contextmanager
-def _plain_progress(console: Console, done: int, total: int | None) -> Iterator[Step]:
-    """A line for every tenth of the cases, and whenever nothing was said for ``LINE_EVERY_S``."""
-    every = max(1, (total or 1000) // 10)
-    began, said, ended = monotonic(), threading.Event(), threading.Event()
-
-    def say() -> None:
-        console.print(f"{done}{f' of {total}' if total else ''} cases, {monotonic() - began:.0f} s")
-
-    def line(outcome: Outcome, found: list[Finding]) -> None:
-        nonlocal done
-        done += 1
-        if done % every == 0:
-            said.set()
-            say()
-
-    def break_silence() -> None:
-        while not ended.wait(LINE_EVERY_S):
-            if not said.is_set():
-                say()
-            said.clear()
-
-    # A thread, as a single case may take minutes.
-    thread = threading.Thread(target=break_silence, name="progress", daemon=True)
-    thread.start()
-    try:
-        yield line
-    finally:
-        ended.set()
-        thread.join()
-
-
-def finish(
-    campaign: Campaign,
-    skipped: Mapping[str, str],
-    kept: Keeper,
-    as_json: bool,
-    options: Sequence[str] = (),
-    ending: Ending | None = None,
-    journal: Journal | None = None,
-) -> None:
-    """Print the result and note it in the journal; end with ``Stop`` unless all is clean and kept.
-
-    ``options`` are those of a replay.
-    """
-    ending = ending or Ending()
-    found = [f for s in campaign.summaries.values() for f in s.findings]
-    kept.keep(found)  # an interrupt may have come between a finding and its file
-    report = summaries.to_dict(campaign, skipped, kept.paths)
-    if as_json:
-        print(json.dumps(report, indent=2))
-    else:
-        console = wide_console()
-        summaries.print_findings(found, kept.paths, console, options)
-        summaries.print_table(campaign, skipped, console)
-    if ending.failure is not None:
-        raise ending.failure
-    if journal is not None:
-        journal.end(report, ending.interrupted)
-    if kept.failure is not None and not campaign.harness_errors:
-        raise _cannot_write(kept.folder, kept.failure)
-    stop_unless_clean(campaign)
-
-
-def wide_console() -> Console:
-    """Stdout; where it is no terminal, wide enough for a table without folded words."""
-    console = Console()
-    return console if console.is_terminal else Console(width=160)

@@ -11,8 +11,9 @@ from fuzz.campaign.merge import merge
 from fuzz.campaign.run import Campaign, Settings
 from fuzz.campaign.store import Store, StoreError
 from fuzz.case import case_from_dict
-from fuzz.commands import Ending, built_in_ledger, finish, keeper, replay_options
+from fuzz.commands import built_in_ledger, replay_options
 from fuzz.errors import Exit
+from fuzz.search_command import Ending, finish, keeper
 from oracle.kinds import Engine
 
 

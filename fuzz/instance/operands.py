@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 import torch
 from torch import Tensor
 
@@ -42,8 +44,9 @@ def starts(lengths: tuple[int, ...]) -> Tensor:
     return indptr(lengths)[:-1]
 
 
+@lru_cache(maxsize=1)
 def keys_and_values(case: Case) -> dict[Role, Tensor]:
-    """Keys and values of every position of every request, on the CPU, in the storage dtype."""
+    """Keys and values of every position of every request, on the CPU, in the storage dtype. Not to be written to."""
     tokens, heads = sum(case.context_lens), case.num_kv_heads
     return {
         Role.K: values(case, Stream.K, (tokens, heads, case.head_dim), case.kv_dtype),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 import torch
 from torch import Tensor
 
@@ -80,8 +82,9 @@ def own_pages(case: Case, stream: Stream = Stream.PAGES) -> list[list[int]]:
     return found
 
 
+@lru_cache(maxsize=2)
 def slots_of(case: Case, stream: Stream = Stream.PAGES) -> Tensor:
-    """Pool slot of every position of every request: int64 [T]."""
+    """Pool slot of every position of every request: int64 [T]. Not to be written to."""
     g = case.page_size
     rows = [
         own[p // g] * g + p % g

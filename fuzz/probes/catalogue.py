@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 from fuzz.case import Case, CaseError, Probe, Sink
 from fuzz.features import labels
 from fuzz.probes import deep, needle, plain_designs, uniform
@@ -183,8 +185,12 @@ def unfit(case: Case) -> str | None:
     return design.refuses(Geometry(case))
 
 
+@lru_cache(maxsize=2)
 def design(case: Case) -> Inputs:
-    """Values of every operand of an attention case. Raises ``CaseError`` where its probe cannot be built."""
+    """Values of every operand of an attention case. Raises ``CaseError`` where its probe cannot be built.
+
+    Not to be written to: a case is built with one poison after the other, and its values are designed once.
+    """
     reason = unfit(case)
     if reason is not None:
         raise CaseError(f"case.probe: {reason}")

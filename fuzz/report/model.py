@@ -91,6 +91,8 @@ class TargetView:
     boundaries: tuple[str, ...] = ()
     boundaries_missing: tuple[str, ...] = ()
     matrix: tuple[tuple[str, str, int, int], ...] = ()
+    cells: Mapping[str, Mapping[str, tuple[int, int]]] = field(default_factory=dict)
+    """by dtypes and boundary class: features tried with both, and how many can be"""
     findings: tuple[FindingView, ...] = ()
 
     @property
@@ -383,8 +385,19 @@ def _target(name: str, own: Fields) -> TargetView:
         boundaries=coverage.texts("boundary_classes"),
         boundaries_missing=coverage.texts("boundary_classes_missing"),
         matrix=tuple(_entry(coverage, entry) for entry in coverage.list("matrix")),
+        cells=_cells(coverage.fields("boundaries", {})),
         findings=tuple(_told(name, one) for one in own.each("findings")),
     )
+
+
+def _cells(own: Fields) -> dict[str, dict[str, tuple[int, int]]]:
+    found: dict[str, dict[str, tuple[int, int]]] = {}
+    for dtypes in own.data:
+        row = own.fields(dtypes)
+        for boundary in row.data:
+            seen, declared = row.integers(boundary, 2)
+            found.setdefault(str(dtypes), {})[str(boundary)] = (seen, declared)
+    return found
 
 
 def _entry(coverage: Fields, entry: object) -> tuple[str, str, int, int]:

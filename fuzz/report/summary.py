@@ -83,6 +83,7 @@ def coverage(found: Coverage) -> dict[str, Any]:
     return {
         "pairs": len(found.seen),
         "pairs_declared": len(found.wanted),
+        "boundaries": boundaries(found),
         "holes": [words(pair) for pair in found.holes],
         "boundary_classes": sorted(seen),
         "boundary_classes_missing": sorted(declared - seen),
@@ -92,6 +93,16 @@ def coverage(found: Coverage) -> dict[str, Any]:
 
 def _features(pair: Pair) -> tuple[str, ...]:
     return tuple(sorted(name for name, _ in pair))
+
+
+def boundaries(found: Coverage) -> dict[str, dict[str, list[int]]]:
+    """By dtypes and boundary class of a length: how many other features were tried with them, and how many can be."""
+    missing = found.missing_cells()
+    table: dict[str, dict[str, list[int]]] = {}
+    for (dtypes, boundary), wanted in found.wanted_cells.items():
+        cell = [len(wanted) - len(missing[dtypes, boundary]), len(wanted)]
+        table.setdefault("/".join(dtypes), {})[boundary] = cell
+    return table
 
 
 def words(pair: Pair) -> str:

@@ -274,7 +274,7 @@ def test_a_finding_that_cannot_be_kept_is_shown_all_the_same(
 
     def reply(index: int) -> dict[str, Any]:
         if index == 0:
-            out.rmdir()
+            out.rename(tmp_path / "moved")
             out.write_text("in the way")
         return FAILED
 
@@ -387,7 +387,7 @@ def test_a_long_case_is_not_silent(
 ) -> None:
     said = threading.Event()
     shown = Console.print
-    monkeypatch.setattr("fuzz.commands.LINE_EVERY_S", 0.01)
+    monkeypatch.setattr("fuzz.progress.LINE_EVERY_S", 0.01)
     monkeypatch.setattr(Console, "print", lambda *args, **kwargs: (shown(*args, **kwargs), said.set()))
 
     def reply(index: int) -> dict[str, Any]:

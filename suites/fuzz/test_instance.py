@@ -2,22 +2,28 @@
 
 from __future__ import annotations
 
+from itertools import islice
+
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from fuzz import engine as engines
 from fuzz import registry
 from fuzz.buffers import DTYPES, Poison, empty_buffer, pattern
+from fuzz.check.run import check_case
 from fuzz.instance import build
 from fuzz.instance.copies import write_expected
+from fuzz.instance.operands import keys_and_values
 from fuzz.instance.pool import geometry, num_blocks, pages, slots_of
+from fuzz.plan import Plan
 from fuzz.probes import design
 from fuzz.space import Space
 from fuzz.strategies import cases
 from oracle.bits import bits
 from oracle.declare import FEATURES
-from oracle.kinds import Operation, Role
+from oracle.kinds import Engine, Operation, Role
 from oracle.layout import read_slots
 from oracle.rounding import widen
 from suites.fuzz.cases import backend_case, decode_case, extend_case, gather_case, index_case, merge_case, write_case
@@ -28,10 +34,32 @@ SPACES = [Space(target, most_tokens=80) for target in registry.load().values()]
 @given(data=st.data())
 def test_a_case_is_rebuilt_bit_for_bit(data: st.DataObject) -> None:
     case = data.draw(cases(data.draw(st.sampled_from(SPACES))))
-    first, second = build(case, Poison.NAN), build(case, Poison.NAN)
+    first = build(case, Poison.NAN)
+    forget()
+    second = build(case, Poison.NAN)
     assert first.buffers.keys() == second.buffers.keys()
     for name, buffer in first.buffers.items():
         assert torch.equal(buffer.image(), second.buffers[name].image())
+
+
+def forget() -> None:
+    """The next build draws every value again."""
+    for cached in (design, keys_and_values, slots_of):
+        cached.cache_clear()
+
+
+@pytest.mark.parametrize("name", ["torch.sdpa_with_lse", "sglang.triton.extend", "sglang.shuffle_5d.write"])
+def test_judging_a_case_writes_to_none_of_its_values(name: str) -> None:
+    """They are kept for the next build of the case."""
+    engines.start(Engine.EMULATOR)
+    target = registry.load()[name]
+    for case in islice(Plan(Space(target, most_tokens=80), 1), 4):
+        forget()
+        images = {n: b.image() for n, b in build(case, Poison.POSITIVE).buffers.items()}
+        check_case(target, case, Engine.EMULATOR, lambda phase: None)
+        kept = {n: b.image() for n, b in build(case, Poison.POSITIVE).buffers.items()}
+        assert images.keys() == kept.keys()
+        assert all(torch.equal(image, kept[n]) for n, image in images.items())
 
 
 @given(data=st.data())

@@ -18,10 +18,11 @@ from rich.text import Text
 from fuzz.campaign.pool import Pool
 from fuzz.campaign.run import run_cases
 from fuzz.cli import CASE_TIMEOUT, EngineOption, Jobs, Json, Modules, Seed, Timeout, guarded
-from fuzz.commands import Prepared, finish, keeper, parse_engine, prepare, replay_options, search
+from fuzz.commands import Prepared, parse_engine, prepare, replay_options
 from fuzz.errors import Exit, Stop
 from fuzz.ledger import Defect
 from fuzz.options import duration
+from fuzz.search_command import finish, keeper, search
 from oracle.kinds import Engine
 from suites.gpu_diff.sweep import sweep
 
@@ -69,12 +70,12 @@ def gpu_diff(
     with prepared.pool() as pool:
         stale = check_ledger(pool, prepared, console)
         campaign = prepared.campaign(cases, max(0.0, time_s - (monotonic() - began)))
-        search(campaign, pool, kept)
+        ending = search(campaign, pool, kept)
     for defect in stale:
         message = f"stale ledger entry {defect.id}: its own case passes; remove the entry or narrow its versions"
         console.print(Text(message, style="red"))
     try:
-        finish(campaign, prepared.skipped, kept, as_json, replay_options(engine, modules or ()))
+        finish(campaign, prepared.skipped, kept, as_json, replay_options(engine, modules or ()), ending)
     except Stop as stop:
         if stale and stop.code is Exit.NOTHING:
             raise Stop(Exit.FINDINGS) from None

@@ -14,10 +14,12 @@ import typer
 from fuzz.campaign.finding import Finding
 from fuzz.campaign.run import Outcome
 from fuzz.cli import CASE_TIMEOUT, Jobs, Modules, Seed, Timeout, guarded
-from fuzz.commands import prepare, progress, stop_unless_clean, terminable
+from fuzz.commands import prepare, stop_unless_clean
 from fuzz.engine.emulator import Coverage
 from fuzz.options import duration
+from fuzz.progress import progress
 from fuzz.report.markdown import defects, table
+from fuzz.search_command import terminable
 from oracle.kinds import Engine
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)

@@ -72,6 +72,26 @@ def test_requests_are_taken_as_needed(server: Server) -> None:
     assert taken == 20
 
 
+def test_a_request_may_wait_for_replies(server: Server) -> None:
+    replies: list[int] = []
+
+    def requests() -> Iterator[dict[str, Any] | None]:
+        for index, request in enumerate(echoes(9)):
+            # Each third one is known when all before it are answered.
+            while index % 3 == 0 and len(replies) < index:
+                yield None
+            yield request
+
+    with Pool(JOB, 2, server) as pool:
+        for index, reply in pool.map(requests(), LONG):
+            assert reply.value is not None
+            replies.append(reply.value["echo"])
+            assert replies[-1] == index
+        assert replies == list(range(9))
+        with pytest.raises(RuntimeError, match="waits for a reply, and none is to come"):
+            list(pool.map([None], LONG))
+
+
 def test_requests_are_iterated_in_the_callers_thread(server: Server) -> None:
     threads = set()
 
