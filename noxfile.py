@@ -243,6 +243,12 @@ def fuzz(session: nox.Session) -> None:
 
 
 @nox.session
+def attn_oracle(session: nox.Session) -> None:
+    """Any command of attn-oracle, with the arguments after -- (`-- report .attn-oracle`)."""
+    prepare(session).attn_oracle(*session.posargs)
+
+
+@nox.session
 def bench(session: nox.Session) -> None:
     """The performance figures."""
     prepare(session).attn_oracle("bench", *session.posargs)

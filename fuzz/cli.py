@@ -359,6 +359,54 @@ def diagnose(
 
 
 @app.command()
+def check(
+    record: Annotated[Path, typer.Argument(metavar="RECORD", help="A file that oracle.record wrote.")],
+    target: Annotated[str, typer.Option("--target", metavar="T", help="The target whose call it was.")],
+    shrink: Annotated[Path | None, typer.Option(metavar="OUT", help="Write the smallest part that fails.")] = None,
+    engine: EngineOption = "auto",
+    timeout: Timeout = CASE_TIMEOUT,
+    modules: Modules = None,
+    as_json: Json = False,
+) -> None:
+    """Judge a call captured in production: its output, and what the target makes of it here. The ledger is ignored."""
+    timeout_s = duration("--timeout", timeout)
+    if not record.exists():
+        raise Stop(Exit.USAGE, f"{record}: cannot be read: {os.strerror(errno.ENOENT)}")
+    from fuzz.check_command import check_record
+    from fuzz.commands import parse_engine
+
+    check_record(
+        record,
+        target,
+        engine=parse_engine(engine),
+        modules=tuple(modules or ()),
+        smaller=shrink,
+        as_json=as_json,
+        timeout_s=timeout_s,
+    )
+
+
+@app.command()
+def report(
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="Where findings were kept.")] = Path(".attn-oracle"),
+    html: Annotated[Path | None, typer.Option(metavar="FILE", help="Write one self-contained HTML file.")] = None,
+    markdown: Annotated[Path | None, typer.Option(metavar="FILE", help="Write Markdown.")] = None,
+    junit: Annotated[Path | None, typer.Option(metavar="FILE", help="Write JUnit XML.")] = None,
+    run: Annotated[
+        list[Path] | None, typer.Option("--run", metavar="FILE", help="A run's --json object; the newest last.")
+    ] = None,
+    history: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="Stores of earlier nights, each in a folder below.")
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Show what a run left: summary, findings, coverage, margins, throughput, past nights."""
+    from fuzz.report_command import write_report
+
+    write_report(folder, runs=run or (), history=history, page=html, markdown=markdown, xml=junit, as_json=as_json)
+
+
+@app.command()
 def bench(
     as_json: Json = False,
     engine: EngineOption = "auto",

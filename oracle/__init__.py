@@ -16,11 +16,17 @@ from oracle.verdict import Verdict
 
 if TYPE_CHECKING:
     from oracle.attention import Solution, solve
+    from oracle.capture import record
     from oracle.problem import Problem
 
-_LAZY = {"Problem": "oracle.problem", "Solution": "oracle.attention", "solve": "oracle.attention"}
+_LAZY = {
+    "Problem": "oracle.problem",
+    "Solution": "oracle.attention",
+    "record": "oracle.capture",
+    "solve": "oracle.attention",
+}
 
-__all__ = ["Convention", "Precision", "Problem", "Solution", "Supports", "Verdict", "declare", "solve"]
+__all__ = ["Convention", "Precision", "Problem", "Solution", "Supports", "Verdict", "declare", "record", "solve"]
 
 
 def __getattr__(name: str) -> Any:

@@ -43,6 +43,8 @@ class TargetSummary:
     elements: int = 0
     vacuous_elements: int = 0
     worst_ratio: float | None = None
+    margins: dict[str, float] = field(default_factory=dict)
+    """the worst ratio of each dtype of the queries and the cache"""
     verdicts: Counter[Verdict] = field(default_factory=Counter)
     skipped: Counter[str] = field(default_factory=Counter)
     findings: list[Finding] = field(default_factory=list)
@@ -66,6 +68,8 @@ class TargetSummary:
         self.verdicts[result.verdict] += 1
         if result.worst_ratio is not None:
             self.worst_ratio = max(result.worst_ratio, self.worst_ratio or 0.0)
+            dtypes = case.dtype if case.kv_dtype == case.dtype else f"{case.dtype}/{case.kv_dtype}"
+            self.margins[dtypes] = max(result.worst_ratio, self.margins.get(dtypes, 0.0))
         if result.verdict is Verdict.UNSUPPORTED:
             self.skipped[result.reason] += 1
         else:

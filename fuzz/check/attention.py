@@ -8,6 +8,7 @@ from torch import Tensor
 
 from fuzz.buffers import DTYPE_NAMES
 from fuzz.check.execute import Execution
+from fuzz.check.picture import decoded_keys, ratio_map
 from fuzz.check.result import CaseResult, Check, CheckResult
 from fuzz.instance import Instance
 from oracle.attention import Solution, lse_with_sink, solve
@@ -109,6 +110,9 @@ def _judged(
     )
     # A tally without elements (an empty batch) has nothing to say and is left out.
     checks = [_result(Check.VALUES, judgement.out, out, precision)] if judgement.out.elements else []
+    if judgement.out.ratios is not None:
+        tight = bounds.probable if isinstance(bounds, Budgets) else bounds
+        checks = [_with_keys(check, run, judgement.out.ratios, tight.out) for check in checks]
     if judgement.lse is not None and lse is not None and judgement.lse.elements:
         checks.append(_result(Check.LSE, judgement.lse, lse, precision))
     tallies = [t for t in (judgement.out, judgement.lse) if t is not None]
@@ -151,5 +155,12 @@ def _result(check: Check, tally: Tally, actual: Tensor, precision: Precision) ->
         "dtype": str(actual.dtype),
         "precision": precision.source,
         "loosest": list(precision.loosest()),
+        **({} if tally.ratios is None else {"map": ratio_map(tally.ratios)}),
     }
     return CheckResult(check, tally.verdict, message, evidence)
+
+
+def _with_keys(check: CheckResult, run: Execution, ratios: Tensor, noise: Tensor) -> CheckResult:
+    """``check`` with the keys that its failing rows attended to, where they can be decoded."""
+    keys = decoded_keys(run, ratios, noise)
+    return replace(check, evidence={**check.evidence, "keys": keys}) if keys else check

@@ -27,12 +27,17 @@ SHARED = (*DIAGNOSED, Check.POISON, Check.NAN, Check.DETERMINISM)
 KEY = "diagnosis"
 
 
-def diagnosed(declaration: Declaration, run: Execution, results: Iterable[CheckResult]) -> tuple[CheckResult, ...]:
-    """Results of the values of one execution; the evidence of those that failed carries the diagnosis."""
+def diagnosed(
+    declaration: Declaration, run: Execution, results: Iterable[CheckResult], around: Surroundings | None = None
+) -> tuple[CheckResult, ...]:
+    """Results of the values of one execution; the evidence of those that failed carries the diagnosis.
+
+    around: what lies around the operands, where the case does not say.
+    """
     found = tuple(results)
     if not any(r.check in DIAGNOSED and r.verdict.is_finding for r in found):
         return found
-    diagnosis = _diagnosis(declaration, run)
+    diagnosis = _diagnosis(declaration, run, around)
     if diagnosis is None or diagnosis.kind is Kind.NONE:
         return found
     carried = {KEY: diagnosis.to_dict()}
@@ -62,7 +67,7 @@ def detail_of(evidence: Mapping[str, Any]) -> str | None:
     return diagnosis["detail"] if isinstance(diagnosis, Mapping) else None
 
 
-def _diagnosis(declaration: Declaration, run: Execution) -> Diagnosis | None:
+def _diagnosis(declaration: Declaration, run: Execution, around: Surroundings | None) -> Diagnosis | None:
     case, convention = run.instance.case, declaration.convention
     if not case.is_attention and case.operation is not Operation.LSE_MERGE:
         return None  # copies and lists of indices: nothing is computed
@@ -85,7 +90,7 @@ def _diagnosis(declaration: Declaration, run: Execution) -> Diagnosis | None:
         precision=precision,
         input_dtype=case.dtype,
         convention=convention,
-        around=surroundings(run),
+        around=surroundings(run) if around is None else around,
         confidence=CONFIDENCE,
     )
 

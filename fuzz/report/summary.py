@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -44,6 +45,7 @@ def _target(summary: TargetSummary, paths: Mapping[str, str]) -> dict[str, Any]:
         "elements": summary.elements,
         "vacuous_elements": summary.vacuous_elements,
         "worst_ratio": summary.worst_ratio,
+        "margins": dict(sorted(summary.margins.items())),
         "verdicts": {v.value: n for v, n in sorted(summary.verdicts.items())},
         "skipped": dict(summary.skipped),
         "coverage": coverage(summary.coverage),
@@ -71,8 +73,13 @@ def _finding(finding: Finding, paths: Mapping[str, str]) -> dict[str, Any]:
 
 
 def coverage(found: Coverage) -> dict[str, Any]:
-    """Pairs and boundary classes seen and declared, and every hole by name."""
+    """Pairs and boundary classes seen and declared, and every hole by name.
+
+    ``matrix`` has ``[feature, feature, pairs seen, pairs declared]`` for every two features that make pairs.
+    """
     seen, declared = found.boundary_classes()
+    wanted = Counter(_features(pair) for pair in found.wanted)
+    reached = Counter(_features(pair) for pair in found.seen)
     return {
         "pairs": len(found.seen),
         "pairs_declared": len(found.wanted),
@@ -80,7 +87,12 @@ def coverage(found: Coverage) -> dict[str, Any]:
         "holes": [words(pair) for pair in found.holes],
         "boundary_classes": sorted(seen),
         "boundary_classes_missing": sorted(declared - seen),
+        "matrix": [[*names, reached[names], count] for names, count in sorted(wanted.items())],
     }
+
+
+def _features(pair: Pair) -> tuple[str, ...]:
+    return tuple(sorted(name for name, _ in pair))
 
 
 def boundaries(found: Coverage) -> dict[str, dict[str, list[int]]]:

@@ -22,7 +22,7 @@ probable bound.
 """
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
@@ -75,6 +75,8 @@ class Tally:
     """(token, head), the first few."""
     suspects: int = 0
     """Elements beyond the probable bound and within the worst case."""
+    ratios: Tensor | None = field(default=None, compare=False, repr=False)
+    """Where an element failed or is suspect: the ratio of every element, -1 where it is not judged."""
 
 
 @dataclass(frozen=True)
@@ -160,15 +162,17 @@ def _tally(values: _Values, fmt: Format, rounding: Rounding, empty: Tensor, expe
     elif 2 * hollow_count > elements or not elements:
         verdict = Verdict.VACUOUS
     rows = beyond.flatten(2).any(-1).nonzero() if beyond.ndim == 3 else beyond.nonzero()
+    ratios = _ratios(actual, expected, bound, fmt, rounding, judged, beyond)
     return Tally(
         verdict=verdict,
         elements=elements,
         failures=failures,
         vacuous=hollow_count,
-        worst=_worst(actual, expected, bound, fmt, rounding, judged, beyond),
+        worst=_worst(actual, expected, bound, ratios) if bool(judged.any()) else None,
         failing_rows=len(rows),
         first_failing_rows=tuple((int(token), int(head)) for token, head in rows[:_ROWS_SHOWN].tolist()),
         suspects=suspects,
+        ratios=ratios if failures or suspects else None,
     )
 
 
@@ -206,7 +210,7 @@ def _truncate(x: Tensor, dtype: torch.dtype) -> Tensor:
     return (bits(nearest) - beyond.to(bits(nearest).dtype)).view(dtype)
 
 
-def _worst(
+def _ratios(
     actual: Tensor,
     expected: Tensor,
     bound: Tensor,
@@ -214,16 +218,18 @@ def _worst(
     rounding: Rounding,
     judged: Tensor,
     failed: Tensor,
-) -> Element | None:
-    """The element farthest beyond, or nearest to, its bound; None if none was judged."""
-    if not bool(judged.any()):
-        return None
+) -> Tensor:
+    """Error over bound, elementwise: above 1 what failed, -1 what is not judged."""
     error = _least_error(widen(actual), expected, fmt, rounding)
     ratio = torch.where(error == 0, 0.0, error / bound).nan_to_num(nan=0.0, posinf=math.inf)
     # What failed without a ratio, such as a NaN, is beyond all bounds; what passed by overflow is at none.
     passed_by_overflow = ~failed & ~(widen(actual).abs() < fmt.max)
     ratio = torch.where(failed, ratio.masked_fill(~(ratio > 1), math.inf), ratio.clamp(max=1.0))
-    ratio = ratio.masked_fill(passed_by_overflow, 0.0).masked_fill(~judged, -1.0)
+    return ratio.masked_fill(passed_by_overflow, 0.0).masked_fill(~judged, -1.0)
+
+
+def _worst(actual: Tensor, expected: Tensor, bound: Tensor, ratio: Tensor) -> Element:
+    """The element farthest beyond, or nearest to, its bound."""
     index = tuple(int(i) for i in (ratio == ratio.max()).nonzero()[0])
     return Element(
         index=index,

@@ -1,0 +1,1 @@
+"""Calls captured in production (``oracle.record``): read, judged, diagnosed, made smaller."""

@@ -1,0 +1,128 @@
+"""What `attn-oracle report` does: read what a run left in a folder, write it for people and for other tools."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.text import Text
+
+from fuzz.campaign import store
+from fuzz.errors import Exit, Expected, Stop
+from fuzz.report import digest, html, junit
+from fuzz.report.model import Report, read_finding, read_run
+from fuzz.report.plain import Fields
+
+DEFAULT = "report.html"
+
+
+def write_report(
+    folder: Path,
+    *,
+    runs: Sequence[Path] = (),
+    history: Path | None = None,
+    page: Path | None = None,
+    markdown: Path | None = None,
+    xml: Path | None = None,
+    as_json: bool = False,
+) -> None:
+    """Write the forms that are asked for, the HTML file beside the findings if none is.
+
+    ``runs`` are files with ``--json`` objects, the oldest first; ``history`` is a folder with stores of earlier nights,
+    each in a folder of its own. A file that is no finding is told on stderr and in the
+    report and hides none of the others; the exit code is that of bad input.
+    """
+    if not folder.is_dir():
+        raise Stop(Exit.USAGE, f"{folder}: no folder")
+    if history is not None and not history.is_dir():
+        raise Stop(Exit.USAGE, f"--history {history}: no folder")
+    report = load(folder, [read_object(path, read_run) for path in runs], history)
+    for line in report.bad:
+        Console(stderr=True).print(Text(f"attn-oracle: {line}"), soft_wrap=True)
+    if not (page or markdown or xml or as_json):
+        page = folder / DEFAULT
+    for path, render in ((page, html.render), (markdown, digest.render), (xml, junit.render)):
+        if path is not None:
+            _write(path, render(report))
+            if not as_json:
+                print(f"{path}: {report.title}")
+    if as_json:
+        print(json.dumps(report.plain, indent=2))
+    if report.bad:
+        raise Stop(Exit.USAGE, f"{folder}: {len(report.bad)} files are no findings")
+
+
+def load(folder: Path, runs: Sequence[Any], history: Path | None = None) -> Report:
+    """What a folder holds: finding files, and a store with its nights and findings if there is one.
+
+    The last of ``runs``, or of the store's nights, is the run; those before it are history. Raises ``StoreError``.
+    """
+    findings, paths, bad = {}, {}, []
+    for path in sorted(folder.rglob("finding-*.json")):
+        try:
+            data = read_object(path, read_finding)
+        except Expected as error:
+            bad.append(str(error))
+            continue
+        findings[data["id"]] = data
+        paths[data["id"]] = str(path)
+    nights, unread = _earlier(history, folder) if history is not None else ([], [])
+    bad += unread
+    if (folder / store.FILE).is_file():
+        own, kept = _stored(folder)
+        findings |= kept
+        nights += own
+    runs = [*nights, *runs]
+    return Report.of(runs[-1] if runs else None, findings.values(), runs[:-1], paths=paths, bad=bad)
+
+
+def _earlier(history: Path, folder: Path) -> tuple[list[Any], list[str]]:
+    """The nights of all stores below ``history`` but that of ``folder``, by when they ended; and what is no store."""
+    nights, bad = [], []
+    for path in sorted(history.rglob(store.FILE)):
+        if path.parent.resolve() == folder.resolve():
+            continue
+        try:
+            nights += _stored(path.parent)[0]
+        except store.StoreError as error:
+            bad.append(str(error))
+    return sorted(nights, key=lambda night: str(night["ended"])), bad
+
+
+def _stored(folder: Path) -> tuple[list[Any], dict[str, Any]]:
+    """Nights that came to their end, and findings by id: in their minimised form, with what a person said of them."""
+    found = {}
+    with store.reader(folder) as opened:
+        nights = [{**night.report, "ended": night.ended} for night in opened.nights() if night.report is not None]
+        for campaign in opened.campaigns():
+            for row in opened.findings(campaign.id):
+                told = {"cases": row.cases, "severity": row.severity, "reachability": row.reachability}
+                data = row.data if row.minimised is None else row.minimised
+                found[row.id] = {**data, "id": row.id, **told}
+    return nights, found
+
+
+def read_object(path: Path, read: Callable[[Any], object]) -> Any:
+    """The JSON object in a file, which ``read`` accepts. Raises ``Stop`` with the file's name in front."""
+    try:
+        data = json.loads(path.read_text(encoding="utf-8"))
+        read(Fields(data, "file").data)
+    except OSError as error:
+        raise Stop(Exit.USAGE, f"{path}: cannot be read: {error.strerror}") from None
+    except UnicodeDecodeError:
+        raise Stop(Exit.USAGE, f"{path}: not UTF-8 text") from None
+    except Expected as error:
+        raise Stop(error.exit_code, f"{path}: {error}") from None
+    except (ValueError, RecursionError) as error:
+        raise Stop(Exit.USAGE, f"{path}: not JSON: {str(error)[:120]}") from None
+    return data
+
+
+def _write(path: Path, text: str) -> None:
+    try:
+        path.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise Stop(Exit.USAGE, f"{path}: cannot be written: {error.strerror}") from None

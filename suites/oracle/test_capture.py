@@ -1,0 +1,161 @@
+"""`oracle.record`: one line in a production process, which it neither ends nor changes."""
+
+import json
+import logging
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from safetensors import safe_open
+
+import oracle
+from fuzz.captured.load import load
+from oracle.bits import bits
+from oracle.capture import DTYPES, CaptureError, Record, trimmed, write
+
+
+def call(**changes: Any) -> dict[str, Any]:
+    """A decode of two requests over a pool of nine pages, of which four are named."""
+    made = {
+        "q": torch.randn(2, 4, 8),
+        "k_cache": torch.randn(9, 16, 2, 8),
+        "v_cache": torch.randn(9, 16, 2, 8),
+        "page_table": torch.tensor([[7, 2, -1], [4, 8, 400]], dtype=torch.int32),
+        "lengths": torch.tensor([20, 30], dtype=torch.int32),
+        "scale": 0.25,
+        "window": (3, 0),
+        "sinks": None,
+        "out": torch.randn(2, 4, 8),
+    }
+    return made | changes
+
+
+def test_what_is_written_is_read_back(tmp_path: Path) -> None:
+    given = call()
+    assert oracle.record(tmp_path / "a", **given)
+    found = load(tmp_path / "a")
+    assert torch.equal(found.arguments["q"], given["q"])
+    assert torch.equal(found.outputs["out"], given["out"])
+    assert {name: found.arguments[name] for name in ("scale", "window", "sinks")} == {
+        "scale": 0.25,
+        "window": (3, 0),
+        "sinks": None,
+    }
+    assert found.about["torch"] == torch.__version__
+    assert [path.name for path in tmp_path.iterdir()] == ["a"]
+
+
+@given(st.sampled_from(sorted(DTYPES)), st.lists(st.integers(0, 4), max_size=4), st.integers(0, 2**32))
+def test_every_bit_of_every_dtype_is_kept(
+    tmp_path_factory: pytest.TempPathFactory, name: str, shape: list[int], seed: int
+) -> None:
+    dtype = DTYPES[name]
+    raw = torch.randint(
+        0, 256, (*shape, dtype.itemsize), dtype=torch.uint8, generator=torch.Generator().manual_seed(seed)
+    )
+    value = raw.view(dtype).squeeze(-1) if shape else raw.view(dtype)[0]
+    path = tmp_path_factory.mktemp("record") / "a"
+    write(path, Record({"x": value}, {}))
+    found = load(path).arguments["x"]
+    assert found.dtype == dtype
+    assert found.shape == value.shape
+    assert torch.equal(bits(found), bits(value))
+
+
+def test_pages_that_nobody_names_are_left_out_and_the_table_still_holds() -> None:
+    given = call()
+    made = trimmed(Record({name: value for name, value in given.items() if name != "out"}, {}))
+    assert made.arguments["k_cache"].shape[0] == 4
+    assert made.arguments["page_table"].tolist() == [[2, 0, -1], [1, 3, 400]]
+    assert made.about["kept"] == [2, 4, 7, 8]
+    for row, column in ((0, 0), (0, 1), (1, 0), (1, 1)):
+        before = given["k_cache"][given["page_table"][row, column]]
+        assert torch.equal(made.arguments["k_cache"][made.arguments["page_table"][row, column]], before)
+
+
+def test_slots_of_a_pool_without_pages_are_left_out() -> None:
+    cache = torch.randn(50, 2, 8)
+    made = trimmed(Record({"k_cache": cache, "v_cache": cache, "slots": torch.tensor([40, 3, 11])}, {}))
+    assert made.arguments["k_cache"].shape[0] == 3
+    assert torch.equal(made.arguments["k_cache"][made.arguments["slots"]], cache[[40, 3, 11]])
+
+
+def test_slots_of_pages_of_unknown_size_stay() -> None:
+    cache = torch.randn(5, 16, 2, 8)
+    record = Record({"k_cache": cache, "v_cache": cache, "slots": torch.tensor([40, 3, 11])}, {})
+    assert trimmed(record) is record
+
+
+def test_tensors_that_share_memory_or_have_gaps_are_written(tmp_path: Path) -> None:
+    both = torch.randn(6, 3, 2, 8)
+    assert oracle.record(tmp_path / "a", strict=True, q=both[:, 0], k=both[:, 1], v=both[:, 1])
+    assert torch.equal(load(tmp_path / "a").arguments["v"], both[:, 1])
+
+
+def _wrong() -> Iterator[tuple[dict[str, Any], str]]:
+    yield {"q": object()}, "q: allowed are a tensor, a number"
+    yield {"window": (3, 0.5)}, "window: allowed are"
+    yield {"q": torch.zeros(3, dtype=torch.complex64)}, "q: allowed are fp32"
+    yield {"q": torch.zeros(3, 3).to_sparse()}, "q: allowed are fp32"
+    yield {"most_bytes": 100}, "most_bytes: the call has"
+
+
+@pytest.mark.parametrize(("changes", "said"), list(_wrong()))
+def test_production_goes_on_whatever_goes_wrong(
+    changes: dict[str, Any], said: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.WARNING, "attn_oracle"):
+        assert oracle.record(tmp_path / "a", **call(**changes)) is False
+    assert len(caplog.records) == 1
+    assert said in caplog.text
+    assert list(tmp_path.iterdir()) == []
+    with pytest.raises(CaptureError, match=said):
+        oracle.record(tmp_path / "a", strict=True, **call(**changes))
+
+
+def test_a_folder_that_is_not_there_is_a_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    assert oracle.record(tmp_path / "no" / "such" / "a", **call()) is False
+    assert "nothing captured in" in caplog.text
+
+
+def test_a_failure_leaves_an_earlier_file_as_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert oracle.record(tmp_path / "a", **call())
+    before = (tmp_path / "a").read_bytes()
+
+    def full(stored: Any, path: Path, metadata: Any) -> None:
+        path.write_bytes(b"half")
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("safetensors.torch.save_file", full)
+    assert oracle.record(tmp_path / "a", **call()) is False
+    assert (tmp_path / "a").read_bytes() == before
+    assert [path.name for path in tmp_path.iterdir()] == ["a"]
+
+
+def test_tensors_of_the_process_are_not_changed(tmp_path: Path) -> None:
+    given = call()
+    before = {name: value.clone() for name, value in given.items() if isinstance(value, torch.Tensor)}
+    assert oracle.record(tmp_path / "a", **given)
+    assert all(torch.equal(given[name], value) for name, value in before.items())
+
+
+def test_a_file_holds_data_and_no_code(tmp_path: Path) -> None:
+    assert oracle.record(tmp_path / "a", **call())
+    with safe_open(tmp_path / "a", "np") as file:
+        assert json.loads(file.metadata()["attn_oracle"])["schema"] == 1
+        assert "in.q" in file.keys()  # noqa: SIM118 - it is no mapping
+
+
+def test_the_library_is_loaded_by_the_first_capture_alone(tmp_path: Path) -> None:
+    script = (
+        "import sys, oracle; oracle.record; loaded = 'safetensors' in sys.modules; "
+        f"oracle.record({str(tmp_path / 'a')!r}, scale=1.0, strict=True); print(loaded, 'safetensors' in sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert done.stdout == "False True\n"
