@@ -15,12 +15,28 @@ from oracle.precision import Precision
 from oracle.verdict import Verdict
 
 if TYPE_CHECKING:
+    from oracle.assertion import assert_attention_close
     from oracle.attention import Solution, solve
     from oracle.problem import Problem
 
-_LAZY = {"Problem": "oracle.problem", "Solution": "oracle.attention", "solve": "oracle.attention"}
+_LAZY = {
+    "Problem": "oracle.problem",
+    "Solution": "oracle.attention",
+    "assert_attention_close": "oracle.assertion",
+    "solve": "oracle.attention",
+}
 
-__all__ = ["Convention", "Precision", "Problem", "Solution", "Supports", "Verdict", "declare", "solve"]
+__all__ = [
+    "Convention",
+    "Precision",
+    "Problem",
+    "Solution",
+    "Supports",
+    "Verdict",
+    "assert_attention_close",
+    "declare",
+    "solve",
+]
 
 
 def __getattr__(name: str) -> Any:

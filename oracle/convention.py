@@ -126,6 +126,24 @@ class Window:
             raise ValueError("window: this convention has no value that means no limit to the right")
         return (value, 0 if causal else self.off[0])
 
+    def keys(self, argument: int | tuple[int, int] | None) -> int | None:
+        """Inverse of ``argument``: how many keys a query sees by this value of it, itself included; None: no window.
+
+        Raises ``ValueError`` for a value that means nothing here.
+        """
+        if self.meaning is WindowMeaning.UNSUPPORTED:
+            raise ValueError("window: this convention has none")
+        pair = self.meaning is WindowMeaning.LEFT_RIGHT
+        if isinstance(argument, tuple) != pair and argument is not None:
+            raise ValueError(f"window: {argument!r}; allowed: {'a pair (left, right)' if pair else 'an integer'}")
+        left = argument[0] if isinstance(argument, tuple) else argument
+        if left is None or left in self.off:
+            return None
+        keys = left if self.meaning is WindowMeaning.KEYS else left + 1
+        if keys < 1:
+            raise ValueError(f"window: {left}; allowed: at least {left - keys + 1}, or {self.off} for none")
+        return keys
+
 
 @dataclass(frozen=True, kw_only=True)
 class Descales:

@@ -22,7 +22,7 @@ probable bound.
 """
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
@@ -75,6 +75,8 @@ class Tally:
     """(token, head), the first few."""
     suspects: int = 0
     """Elements beyond the probable bound and within the worst case."""
+    marks: Tensor | None = field(default=None, repr=False, compare=False)
+    """uint8 of the tensor's shape: 0 passed, 1 suspect, 2 failed, 3 failed and is not finite. None: all passed."""
 
 
 @dataclass(frozen=True)
@@ -169,7 +171,12 @@ def _tally(values: _Values, fmt: Format, rounding: Rounding, empty: Tensor, expe
         failing_rows=len(rows),
         first_failing_rows=tuple((int(token), int(head)) for token, head in rows[:_ROWS_SHOWN].tolist()),
         suspects=suspects,
+        marks=_marks(actual, beyond, failed) if len(rows) else None,
     )
+
+
+def _marks(actual: Tensor, beyond: Tensor, failed: Tensor) -> Tensor:
+    return beyond.to(torch.uint8) + failed + (failed & ~widen(actual).isfinite())
 
 
 def passes(actual: Tensor, expected: Tensor, bound: Tensor, rounding: Rounding) -> Tensor:
