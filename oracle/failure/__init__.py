@@ -8,13 +8,14 @@ from typing import Any
 
 from oracle.failure.errors import AttentionMismatch, BudgetSaysNothing, mismatch_type, type_named
 from oracle.failure.evidence import evidence, explanation
-from oracle.failure.text import Failed, render
+from oracle.failure.text import Failed, by_telling, render
 from oracle.failure.words import describe_problem
 
 __all__ = [
     "AttentionMismatch",
     "BudgetSaysNothing",
     "Failed",
+    "by_telling",
     "describe_problem",
     "evidence",
     "explanation",

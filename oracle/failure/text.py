@@ -29,12 +29,11 @@ def render(subject: str, description: str, failed: Sequence[Failed], replay: str
     subject: the target, or what was asserted. description: the case in one line. replay: the command that shows the
     failure again.
     """
-    ranked = sorted(failed, key=lambda f: (_diagnosis(f) is None, not _judged(f)))
+    ranked = by_telling(failed)
     first = ranked[0]
-    diagnosis = _diagnosis(first)
-    explained = diagnosis is not None and diagnosis["kind"] != Kind.UNEXPLAINED
+    diagnosis = next((d for f in ranked if (d := _diagnosis(f)) is not None), None)
     lines = [
-        f"{subject}: {first.check}: {diagnosis['detail'] if diagnosis and explained else first.message}",
+        f"{subject}: {first.check}: {diagnosis['detail'] if diagnosis and _explained(first) else first.message}",
         *_line("case", description),
     ]
     drawn: list[Sequence[str]] = []
@@ -48,6 +47,16 @@ def render(subject: str, description: str, failed: Sequence[Failed], replay: str
     for text in _decoded(ranked):
         lines += _line("decoded", text)
     return "\n".join([*lines, *_line("replay", replay or "")])
+
+
+def by_telling(failed: Sequence[Failed]) -> list[Failed]:
+    """The most telling first: what is explained, then what needs no explanation, such as a row that nobody wrote."""
+    return sorted(failed, key=lambda f: 0 if _explained(f) else 2 if _judged(f) else 1)
+
+
+def _explained(failed: Failed) -> bool:
+    diagnosis = _diagnosis(failed)
+    return diagnosis is not None and diagnosis["kind"] != Kind.UNEXPLAINED
 
 
 def _judged(failed: Failed) -> bool:
@@ -92,7 +101,7 @@ def _numbers(failed: Failed, several: bool, drawn: list[Sequence[str]]) -> Itera
 
 def _wrong(found: Mapping[str, Any]) -> str:
     beyond = found["failures"] + found["suspects"]
-    said = f"{beyond} of {found['elements']} elements, in {count(found['rows'], 'row')} of a head"
+    said = f"{beyond} of {found['elements']} elements, {count(found['rows'], 'row')} (a query and a head)"
     if found.get("not_finite"):
         said += f", {found['not_finite']} of them not finite"
     if beyond and not found["failures"]:
