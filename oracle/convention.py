@@ -133,15 +133,18 @@ class Window:
         """
         if self.meaning is WindowMeaning.UNSUPPORTED:
             raise ValueError("window: this convention has none")
+        if argument is None:
+            return None
         pair = self.meaning is WindowMeaning.LEFT_RIGHT
-        if isinstance(argument, tuple) != pair and argument is not None:
-            raise ValueError(f"window: {argument!r}; allowed: {'a pair (left, right)' if pair else 'an integer'}")
-        left = argument[0] if isinstance(argument, tuple) else argument
-        if left is None or left in self.off:
+        left, *right = argument if isinstance(argument, tuple) and pair else (argument,)
+        if type(left) is not int or len(right) != pair or any(r not in (0, *self.off) for r in right):
+            allowed = f"(left, right) with right among {(0, *self.off)}" if pair else "an integer"
+            raise ValueError(f"window: {argument!r}; allowed: {allowed}")
+        if left in self.off:
             return None
         keys = left if self.meaning is WindowMeaning.KEYS else left + 1
         if keys < 1:
-            raise ValueError(f"window: {left}; allowed: at least {left - keys + 1}, or {self.off} for none")
+            raise ValueError(f"window: {left}; allowed: {left - keys + 1} up, or one of {self.off} for no window")
         return keys
 
 

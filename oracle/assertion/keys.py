@@ -9,7 +9,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from oracle.assertion.arguments import Lengths, lengths, tensor, within, wrong
+from oracle.assertion.arguments import ArgumentsError, Lengths, lengths, tensor, within, wrong
 from oracle.assertion.queries import TensorLayout, padded_rows
 from oracle.diagnose.model import Surroundings
 from oracle.kinds import KVLayout, Role, VLayout
@@ -88,6 +88,8 @@ class Cache:
         try:
             sizes = self._sizes(role, cache)
             found = CacheGeometry(self.layout, role, *sizes, cache.dtype, self.v_layout)
+        except ArgumentsError:
+            raise
         except LayoutError as error:
             raise wrong(name, cache, f"the layout {self.layout}: {error}") from None
         except (IndexError, ValueError):

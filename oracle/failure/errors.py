@@ -51,8 +51,9 @@ def mismatch_type(check: str, kind: str | None = None) -> type[AttentionMismatch
 
 
 def type_named(name: str) -> type[AttentionMismatch]:
-    """The type of a class of diagnoses by its own name. Raises AttributeError for others."""
-    kinds = {mismatch_type(kind, kind).__name__: kind for kind in Kind if kind not in _SILENT}
-    if name in kinds:
-        return _types[name]
+    """The type of a class of diagnoses, or of values or log-sum-exps without one, by its name; else AttributeError."""
+    named = [mismatch_type(kind, kind) for kind in Kind if kind not in _SILENT]
+    for known in (*named, mismatch_type("values")):
+        if known.__name__ == name:
+            return known
     raise AttributeError(f"module 'oracle.failure' has no attribute {name!r}")
