@@ -23,7 +23,7 @@ from typing import Any, TypeVar
 
 from oracle.convention import Convention
 from oracle.kinds import Engine, IndexForm, IndexTask, Operation
-from oracle.precision import Precision
+from oracle.precision import UNDECLARED, Precision
 
 ATTRIBUTE = "__attn_oracle__"
 
@@ -248,8 +248,8 @@ class Declaration:
         Of a mapping: the entry of ``kv_dtype``, else that of ``dtype``. The loosest honest one where none is declared.
         """
         if isinstance(self.precision, Mapping):
-            return self.precision.get(kv_dtype or dtype, self.precision.get(dtype, Precision()))
-        return self.precision or Precision()
+            return self.precision.get(kv_dtype or dtype, self.precision.get(dtype, UNDECLARED))
+        return self.precision or UNDECLARED
 
 
 def _available(engine: Engine) -> str | None:

@@ -146,5 +146,8 @@ _LOOSE = (
     *("p_dtype", "row_sum_of_rounded_p", "pv", "tile", "key_order", "rank_ownership", "flush_subnormals"),
 )
 
+UNDECLARED = Precision(source="nothing is declared", p_normalised=True)
+"""Of a kernel of which nothing is said: it may be an eager one, which divides weights by their sum before the product."""
+
 EXACT_COPY = Precision(source="a copy: bits are preserved")
 """For operations that move data and compute nothing on it."""

@@ -28,7 +28,7 @@ from oracle.failure import (
     render,
 )
 from oracle.kinds import KVLayout, VLayout
-from oracle.precision import Precision
+from oracle.precision import UNDECLARED, Precision
 from oracle.problem import Descale, Problem, ProblemError
 from oracle.verdict import Verdict
 
@@ -96,7 +96,7 @@ def assert_attention_close(
     `ArgumentsError` where an argument is not allowed.
     """
     __tracebackhide__ = True
-    said, precision = convention or _UNSAID, precision or Precision()
+    said, precision = convention or _UNSAID, precision or UNDECLARED
     order = layout_of(q, layout)
     keys = _keys(k, v, k_cache, v_cache, order, kv_layout, v_layout, page_table, slots, page_size, lengths)
     asked = queries(q, order, q_lens, requests=len(keys.lens))

@@ -228,7 +228,7 @@ def test_descales_of_heads_and_tensors() -> None:
     p = problem((2,), (9,), k_descale=torch.tensor([[0.5, 3.0]]), v_descale=0.25)
     given = handed("hnd", p, *answer(p)) | {"v_descale": torch.tensor([0.25])}
     assert_attention_close(**given, k_descale=torch.tensor([0.5, 3.0]))
-    with pytest.raises(failure.KDescaleMismatch):
+    with pytest.raises(AttentionMismatch):
         assert_attention_close(**given, k_descale=torch.tensor([0.5, 0.5]))
 
 
@@ -320,3 +320,13 @@ def test_a_wrong_argument_is_one_line_that_says_what_is_allowed(form: str, chang
     assert line.startswith("assert_attention_close: ")
     assert said in line
     assert "\n" not in line
+
+
+def test_an_eager_kernel_that_says_nothing_of_itself_passes() -> None:
+    """It divides weights by their sum before the product, which rounds what was an integer before."""
+    q, v = normal(1, HQ, 255, D), torch.ones(1, HQ, 255, D)
+    out = torch.softmax(q @ torch.zeros(1, HQ, 255, D).mT, -1) @ v
+    given = {"q": q, "k": torch.zeros_like(v), "v": v, "layout": "bhsd", "causal": False}
+    assert_attention_close(out, **given)
+    with pytest.raises(AttentionMismatch):
+        assert_attention_close(out * (1 + 2.0**-18), **given)
