@@ -38,6 +38,8 @@ class Record:
     worst_ratio: float | None = None
     findings: dict[str, dict[str, Any]] = field(default_factory=dict)
     """by class of failure: finding, path, replay, text"""
+    seen: dict[str, dict[str, Any]] = field(default_factory=dict)
+    """judgements by case"""
 
     def count(self, judged: Mapping[str, Any]) -> None:
         """Add a case's judgement."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from hypothesis import strategies as st
@@ -14,14 +14,20 @@ from attn_oracle.process import shared
 from attn_oracle.target import Named, Target, named
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class DrawnCase:
     """One case of a target: plain data, from which its tensors are built elsewhere."""
 
     target: str
     words: str
-    data: Mapping[str, Any] = field(repr=False)
-    named: Named = field(repr=False)
+    data: Mapping[str, Any]
+    named: Named
+
+    def __repr__(self) -> str:
+        return f"<case for {self.target}: {self.words}>"
+
+    def _repr_pretty_(self, printer: Any, cycle: bool) -> None:
+        printer.text(repr(self))  # Hypothesis would print every field
 
 
 @st.composite
@@ -29,9 +35,13 @@ def cases(draw: st.DrawFn, target: Target, modules: tuple[str, ...] | None = Non
     """Cases inside what a target declares, the simplest first: one request, few keys, no feature.
 
     target: a declared function, or a name that `modules` (names, or .py files) declare. Raises UsageError for a target
-    that is unknown; skips the test where the target cannot run here.
+    that is unknown, Unavailable where it cannot run here.
     """
-    own = opened(named(target, modules))
+    return drawn(draw, opened(named(target, modules)))
+
+
+def drawn(draw: st.DrawFn, own: Named) -> DrawnCase:
+    """One case of a target that is open."""
 
     def pick(question: dict[str, Any]) -> int:
         if "choose" in question:

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import json
 import time as clock
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
 
 import hypothesis
 import pytest
-from hypothesis import HealthCheck, Phase, Verbosity, given, settings
+from hypothesis import HealthCheck, Phase, Verbosity, given, settings, strategies
 
 from attn_oracle import current
 from attn_oracle.current import Record
-from attn_oracle.drawn import DrawnCase, cases, opened
+from attn_oracle.drawn import DrawnCase, drawn, opened
 from attn_oracle.options import DEFAULT_CASES, MARKER, Options, parse
 from attn_oracle.process import Unavailable, UsageError, shared
 from attn_oracle.target import Named, Target, named
@@ -77,16 +77,20 @@ def judge(case: DrawnCase) -> None:
     if record is None:
         record = Record(case.target, engine)
         current.records.append(record)
-    judged = _judged(case)
-    record.count(judged)
+    judged = _judged(case, record)
     if judged["verdict"] == "unsupported":
         hypothesis.reject()
     if "finding" in judged:
         _fail(case, judged, record, engine)
 
 
-def _judged(case: DrawnCase) -> dict[str, Any]:
-    return shared().ask("judge", target=case.target, case=dict(case.data))
+def _judged(case: DrawnCase, record: Record) -> dict[str, Any]:
+    """The judgement of a case, asked for and counted once: shrinking comes back to what it has seen."""
+    key = json.dumps(case.data, sort_keys=True)
+    if key not in record.seen:
+        record.seen[key] = shared().ask("judge", target=case.target, case=dict(case.data))
+        record.count(record.seen[key])
+    return record.seen[key]
 
 
 def _fail(case: DrawnCase, judged: dict[str, Any], record: Record, engine: str) -> NoReturn:
@@ -108,28 +112,24 @@ def _fail(case: DrawnCase, judged: dict[str, Any], record: Record, engine: str) 
 
 @dataclass
 class _Search:
-    """The judgements of one search. Each case is judged once: shrinking comes back to what it has seen."""
+    """How far one search may go."""
 
     record: Record
     engine: str
     until: float | None
-    seen: dict[str, dict[str, Any]] = field(default_factory=dict)
     shrinks: int = 0
     shrink_until: float | None = None
 
     def judge(self, case: DrawnCase) -> None:
         """Raise if the case fails; nothing once what the search may use is used up."""
         __tracebackhide__ = True
-        key = json.dumps(case.data, sort_keys=True)
-        if key not in self.seen:
-            if self._spent():
-                return
-            self.seen[key] = _judged(case)
-            self.record.count(self.seen[key])
-        if "finding" in self.seen[key]:
+        if json.dumps(case.data, sort_keys=True) not in self.record.seen and self._spent():
+            return
+        judged = _judged(case, self.record)
+        if "finding" in judged:
             if self.shrink_until is None:
                 self.shrink_until = clock.monotonic() + SHRINK_S
-            _fail(case, self.seen[key], self.record, self.engine)
+            _fail(case, judged, self.record, self.engine)
 
     def _spent(self) -> bool:
         if self.shrink_until is None:
@@ -155,6 +155,10 @@ def _search(own: Named, record: Record, chosen: Options) -> AttentionMismatch | 
 
 
 def _round(own: Named, search: _Search, number: int, seed: int) -> AttentionMismatch | None:
+    @strategies.composite
+    def own_cases(draw: strategies.DrawFn) -> DrawnCase:
+        return drawn(draw, own)
+
     @hypothesis.seed(seed)
     @settings(
         max_examples=number,
@@ -167,12 +171,12 @@ def _round(own: Named, search: _Search, number: int, seed: int) -> AttentionMism
         suppress_health_check=list(HealthCheck),
         verbosity=Verbosity.quiet,
     )
-    @given(case=cases(own.name, own.modules))
-    def drawn(case: DrawnCase) -> None:
+    @given(case=own_cases())
+    def one(case: DrawnCase) -> None:
         search.judge(case)
 
     try:
-        drawn()
+        one()
     except AttentionMismatch as failed:
         return failed
     return None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import shlex
 import site
 import sys
 import sysconfig
@@ -55,11 +56,10 @@ def _of_module(name: str, module: str, file: Path) -> Named:
     """By the module's name if that finds the same file, as of a package; else by the file."""
     depth = module.count(".") + (file.name == "__init__.py")
     folder = file.parents[depth]
-    own = () if _standard(folder) else (_relative(folder),)
     spec = importlib.util.find_spec(module) if "." in module else None
     if spec is not None and spec.origin is not None and Path(spec.origin).resolve() == file:
-        return Named(name, (module,), own)
-    return Named(name, (_relative(file),), own if str(folder) in sys.path else ())
+        return Named(name, (module,), () if _standard(folder) else (_relative(folder),))
+    return Named(name, (_relative(file),))
 
 
 def _standard(folder: Path) -> bool:
@@ -74,6 +74,4 @@ def _relative(path: Path) -> str:
 
 
 def _word(text: str) -> str:
-    import shlex
-
     return shlex.quote(text)

@@ -147,7 +147,7 @@ _LOOSE = (
 )
 
 UNDECLARED = Precision(source="nothing is declared", p_normalised=True)
-"""Of a kernel of which nothing is said: it may be an eager one, which divides weights by their sum before the product."""
+"""Of a kernel that says nothing of itself: it may be an eager one, which divides weights by their sum first."""
 
 EXACT_COPY = Precision(source="a copy: bits are preserved")
 """For operations that move data and compute nothing on it."""
