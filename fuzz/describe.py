@@ -29,7 +29,7 @@ def _parts(case: Case) -> Iterator[str]:
             yield count(case.num_kv_heads, "head")
             yield describe_dims(case.head_dim, case.v_head_dim)
     yield case.dtype if case.kv_dtype == case.dtype else f"{case.dtype} over {case.kv_dtype}"
-    if case.operation in _POOLED or case.prefix is Prefix.POOL:
+    if case.operation in _POOLED or case.prefix is not Prefix.INLINE:
         yield from _pool(case)
     yield from _options(case)
     yield f"values {case.probe}, seed {case.seed}"
@@ -60,7 +60,7 @@ def _options(case: Case) -> Iterator[str]:
         if getattr(case, name) is not Granularity.NONE:
             yield f"{name} of {getattr(case, name)}"
     if case.prefix is not Prefix.INLINE:
-        yield "prefix in the pool"
+        yield "every key in the pool" if case.prefix is Prefix.ALL else "prefix in the pool"
     if case.index_task is not IndexTask.NONE:
         yield f"{case.index_task} for rank {case.rank} of {case.parts}"
     elif case.parts > 1:
