@@ -1,19 +1,168 @@
 """The pytest plugin of attn-oracle.
 
 pytest loads this module in every run of every environment that has attn-oracle installed, so it imports
-pytest and nothing of ours. It never imports `fuzz` or `suites`: a repository may have top-level packages of
-those names, and in its test process they are the repository's.
+pytest and nothing of ours, and does nothing until an option, a marker or a test asks for it. It never imports
+`fuzz` or `suites`: a repository may have top-level packages of those names, and in its test process they are the
+repository's; searches run in a process of ours.
 """
 
 from __future__ import annotations
 
 import importlib
-from types import ModuleType
+import sys
+from collections.abc import Generator, Iterator
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
+if TYPE_CHECKING:
+    from attn_oracle.options import Options
+
+MARKER = "attn_oracle"
+PROPERTY = "attn_oracle"
+"""Name of the user property, JSON, of a test that searched; it goes into reports, through xdist too."""
+
+_OPTIONS = {
+    "cases": ("N", "cases of each search (default: what the test says, else 50)"),
+    "time": ("90s", "time of each search, instead of a number of cases"),
+    "seed": ("N", "what the cases are a function of (default: 0)"),
+    "engine": ("NAME", "where kernels run: auto (the GPU, if torch sees one), emulator, cuda, hip"),
+    "out": ("DIR", "where findings are written (default: .attn-oracle)"),
+    "replay": ("FINDING", "judge only the case of this finding, or of those of a folder"),
+}
+
+_state = SimpleNamespace(command=None, configured=None, item=None)
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    group = parser.getgroup("attn-oracle", "attn-oracle: correctness of attention kernels")
+    for name, (metavar, text) in _OPTIONS.items():
+        group.addoption(f"--attn-{name}", metavar=metavar, default=None, help=text)
+        parser.addini(f"attn_{name}", f"attn-oracle: {text}", default=None)
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line(
+        "markers",
+        f"{MARKER}(*, target, cases, time, seed, engine, modules): what attn_oracle.check searches in this test, where "
+        "the call and the command line say nothing else.",
+    )
+    _state.command, _state.configured, _state.item = _given(config, "--attn-"), _given(config, "attn_"), None
+
+
+def _given(config: pytest.Config, prefix: str) -> dict[str, Any] | None:
+    """What the command line, or the configuration file, says; parsed. None if nothing."""
+    values = {n: config.getoption(f"--attn-{n}") if prefix[0] == "-" else config.getini(f"attn_{n}") for n in _OPTIONS}
+    said = {name: value for name, value in values.items() if value not in (None, "")}
+    if not said:
+        return None
+    return _parsed(prefix, said)
+
+
+def _parsed(prefix: str, said: dict[str, Any]) -> dict[str, Any]:
+    options = importlib.import_module("attn_oracle.options")
+    try:
+        return {name: options.parse(f"{prefix}{name}", name, value) for name, value in said.items()}
+    except options.OptionError as error:
+        raise pytest.UsageError(str(error)) from None
+
+
+def pytest_report_header(config: pytest.Config) -> str | None:
+    said = {**(_state.configured or {}), **(_state.command or {})}
+    return "attn-oracle: " + ", ".join(f"{name} {value}" for name, value in said.items()) if said else None
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        for mark in item.iter_markers(MARKER):
+            _check_marker(item, mark)
+
+
+def _check_marker(item: pytest.Item, mark: pytest.Mark) -> None:
+    allowed = importlib.import_module("attn_oracle.options").MARKER
+    where = f"{item.nodeid}: mark.{MARKER}"
+    if mark.args:
+        raise pytest.UsageError(f"{where}: {mark.args[0]!r}; allowed: keywords only, {', '.join(allowed)}")
+    unknown = next((name for name in mark.kwargs if name not in allowed), None)
+    if unknown is not None:
+        raise pytest.UsageError(f"{where}: {unknown}: unknown keyword; allowed: {', '.join(allowed)}")
+    _parsed(f"{where}: ", dict(mark.kwargs))
+
+
+def layers() -> tuple[Options, Options, Options]:
+    """What the command line, the marker of the test that runs, and the configuration file say."""
+    make = importlib.import_module("attn_oracle.options").Options
+    marked: dict[str, Any] = {}
+    if _state.item is not None:
+        for mark in reversed(list(_state.item.iter_markers(MARKER))):  # the closest one last
+            if {"cases", "time"} & mark.kwargs.keys():
+                marked = {name: value for name, value in marked.items() if name not in ("cases", "time")}
+            marked |= _parsed("", dict(mark.kwargs))
+    command, marker, configured = (make(**(said or {})) for said in (_state.command, marked, _state.configured))
+    return command, marker, configured
+
 
 @pytest.fixture(scope="session")
-def attn_oracle() -> ModuleType:
-    """The `oracle` package, imported by the first test that asks for it."""
-    return importlib.import_module("oracle")
+def attn_oracle() -> Any:
+    """attn-oracle, imported by the first test that asks for it: attn_oracle.check(kernel) searches for a case on which
+    a declared kernel is wrong, attn_oracle.assert_attention_close(out, ...) judges one result.
+    """
+    return importlib.import_module("attn_oracle")
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
+    _state.item = item
+    try:
+        return (yield)
+    finally:
+        _state.item = None
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> Iterator[Any]:
+    current = sys.modules.get("attn_oracle.current")
+    found = current.take() if current is not None and call.when == "call" else []
+    if found:
+        item.user_properties.append((PROPERTY, [record.to_dict() for record in found]))
+        item.add_report_section("call", "attn-oracle", "\n".join(_said(record.to_dict()) for record in found))
+    return (yield)
+
+
+def _said(record: dict[str, Any]) -> str:
+    verdicts = ", ".join(f"{verdict} {count}" for verdict, count in record["verdicts"].items())
+    line = f"{record['target']}: {record['cases']} cases ({verdicts or 'none'}), {record['elements']} elements"
+    ratio = "" if record["worst_ratio"] is None else f", worst error/budget {record['worst_ratio']:.2g}"
+    return line + ratio + "".join(f"\n  {finding['path']}: {finding['case']}" for finding in record["findings"])
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    found: dict[str, dict[str, Any]] = {}
+    replays: dict[str, None] = {}
+    for reports in terminalreporter.stats.values():
+        for report in reports:
+            if getattr(report, "when", None) != "call":
+                continue
+            for record in (r for name, value in report.user_properties if name == PROPERTY for r in value):
+                _add(found.setdefault(record["target"], {}), record)
+                replays |= dict.fromkeys(finding["replay"] for finding in record["findings"])
+    if not found:
+        return
+    terminalreporter.section("attn-oracle")
+    for target, total in found.items():
+        terminalreporter.line(_said({"target": target, **total}))
+    for replay in replays:
+        terminalreporter.line(f"replay: {replay}")
+
+
+def _add(total: dict[str, Any], record: dict[str, Any]) -> None:
+    """Add a search to the sum of a target's."""
+    for name in ("cases", "elements"):
+        total[name] = total.get(name, 0) + record[name]
+    verdicts = total.setdefault("verdicts", {})
+    for verdict, count in record["verdicts"].items():
+        verdicts[verdict] = verdicts.get(verdict, 0) + count
+    ratios = [x for x in (total.get("worst_ratio"), record["worst_ratio"]) if x is not None]
+    total["worst_ratio"] = max(ratios, default=None)
+    total["findings"] = []

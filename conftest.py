@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import settings
 
 # No deadline: a first call may compile, and two workers share the cores. Derandomised: a commit is judged by
@@ -9,3 +10,7 @@ from hypothesis import settings
 settings.register_profile("default-run", deadline=None, derandomize=True, database=None)
 settings.register_profile("nightly", deadline=None, max_examples=2000, print_blob=True)
 settings.load_profile("default-run")
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--update-golden", action="store_true", help="write the failure texts that are kept anew")

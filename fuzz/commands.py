@@ -20,13 +20,14 @@ from fuzz.campaign.pool import Pool
 from fuzz.campaign.rounds import WHOLE, Shard
 from fuzz.campaign.run import Campaign, Outcome, Settings, open_pool, run_cases
 from fuzz.case import Case, CaseError
-from fuzz.check.diagnosis import KEY, detail_of
+from fuzz.check.diagnosis import KEY
 from fuzz.check.result import CaseResult, Check, CheckResult
 from fuzz.errors import Exit as Exit
 from fuzz.errors import Stop as Stop
 from fuzz.options import CASE_TIMEOUT_S
 from fuzz.report import summary as summaries
 from fuzz.report.coverage import coverage_dict, coverage_lines, covered
+from fuzz.report.failure import failure_text
 from fuzz.support import unsupported
 from fuzz.versions import versions
 from oracle.declare import Declaration
@@ -336,6 +337,5 @@ def _print_outcome(outcome: Outcome) -> None:
     print(f"{outcome.target}: {result.verdict}{f': {result.reason}' if result.reason else ''}{ratio}")
     for check in result.checks:
         print(f"    {check.verdict:<8} {check.check:<12} {check.message}".rstrip())
-    for detail in dict.fromkeys(detail_of(check.evidence) for check in result.failures):
-        if detail is not None:
-            print(f"    diagnosis: {detail}")
+    if result.failures:
+        print(f"\n{failure_text(outcome.target, outcome.case, result.failures)}")

@@ -41,6 +41,8 @@ def _load_file(path: Path) -> ModuleType:
         raise RegistryError(f"--targets: {path} is not a Python file")
     module = importlib.util.module_from_spec(spec)
     sys.modules[spec.name] = module
+    if (folder := str(path.resolve().parent)) not in sys.path:
+        sys.path.append(folder)  # last: what lies beside the file is found, and hides nothing
     try:
         with _told(f"--targets {path}", spec.name):
             spec.loader.exec_module(module)

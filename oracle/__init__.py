@@ -15,6 +15,7 @@ from oracle.precision import Precision
 from oracle.verdict import Verdict
 
 if TYPE_CHECKING:
+    from oracle.assertion import assert_attention_close
     from oracle.attention import Solution, solve
     from oracle.capture import record
     from oracle.problem import Problem
@@ -22,11 +23,23 @@ if TYPE_CHECKING:
 _LAZY = {
     "Problem": "oracle.problem",
     "Solution": "oracle.attention",
+    "assert_attention_close": "oracle.assertion",
     "record": "oracle.capture",
     "solve": "oracle.attention",
 }
 
-__all__ = ["Convention", "Precision", "Problem", "Solution", "Supports", "Verdict", "declare", "record", "solve"]
+__all__ = [
+    "Convention",
+    "Precision",
+    "Problem",
+    "Solution",
+    "Supports",
+    "Verdict",
+    "assert_attention_close",
+    "declare",
+    "record",
+    "solve",
+]
 
 
 def __getattr__(name: str) -> Any:

@@ -7,6 +7,7 @@ and a target's convention with the fields below. Needs nothing but the standard 
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -96,12 +97,32 @@ class Granularity(StrEnum):
     PAGE = "page"
 
 
+def _members(owner: object, where: str, kinds: Mapping[str, type[StrEnum]]) -> None:
+    """Make the fields of a frozen dataclass that were given as text members of their kinds.
+
+    Raises ``ValueError`` with the field and what is allowed.
+    """
+    for name, kind in kinds.items():
+        value = getattr(owner, name)
+        try:
+            object.__setattr__(owner, name, kind(value))
+        except ValueError:
+            allowed = ", ".join(f"{kind.__name__}.{member.name}" for member in kind)
+            raise ValueError(f"{where}.{name}: {value!r}; allowed: {allowed}") from None
+
+
 @dataclass(frozen=True, kw_only=True)
 class Window:
     """How a target's window argument is to be read, and which values mean that there is none."""
 
     meaning: WindowMeaning = WindowMeaning.UNSUPPORTED
     off: tuple[int, ...] = ()
+
+    def __post_init__(self) -> None:
+        """Raises ``ValueError`` naming the field and what it may hold. ``meaning`` may be text."""
+        _members(self, "window", {"meaning": WindowMeaning})
+        if not isinstance(self.off, tuple) or not all(type(value) is int for value in self.off):
+            raise ValueError(f"window.off: {self.off!r}; allowed: a tuple of integers, such as (-1,)")
 
     def argument(self, keys: int | None, *, causal: bool = True) -> int | tuple[int, int]:
         """The value to hand to the target so that each query sees ``keys`` keys, itself included; None: no window.
@@ -126,6 +147,27 @@ class Window:
             raise ValueError("window: this convention has no value that means no limit to the right")
         return (value, 0 if causal else self.off[0])
 
+    def keys(self, argument: int | tuple[int, int] | None) -> int | None:
+        """Inverse of ``argument``: how many keys a query sees by this value of it, itself included; None: no window.
+
+        Raises ``ValueError`` for a value that means nothing here.
+        """
+        if self.meaning is WindowMeaning.UNSUPPORTED:
+            raise ValueError("window: this convention has none")
+        if argument is None:
+            return None
+        pair = self.meaning is WindowMeaning.LEFT_RIGHT
+        left, *right = argument if isinstance(argument, tuple) and pair else (argument,)
+        if type(left) is not int or len(right) != pair or any(r not in (0, *self.off) for r in right):
+            allowed = f"(left, right) with right among {(0, *self.off)}" if pair else "an integer"
+            raise ValueError(f"window: {argument!r}; allowed: {allowed}")
+        if left in self.off:
+            return None
+        keys = left if self.meaning is WindowMeaning.KEYS else left + 1
+        if keys < 1:
+            raise ValueError(f"window: {left}; allowed: {left - keys + 1} up, or one of {self.off} for no window")
+        return keys
+
 
 @dataclass(frozen=True, kw_only=True)
 class Descales:
@@ -136,6 +178,10 @@ class Descales:
     v: Granularity = Granularity.NONE
     fp8_only: bool = False
     """Keys and values have factors if, and only if, they are stored in fp8, both of one granularity."""
+
+    def __post_init__(self) -> None:
+        """Raises ``ValueError`` naming the field and what it may hold. Granularities may be text."""
+        _members(self, "descales", dict.fromkeys(("q", "k", "v"), Granularity))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -170,10 +216,32 @@ class Convention:
     descales: Descales = Descales()
 
     def __post_init__(self) -> None:
-        if not self.source.strip():
+        """Raises ``ValueError`` naming the field and what it may hold. Members of enums may be text."""
+        if not isinstance(self.source, str) or not self.source.strip():
             raise ValueError("convention.source: say where the contract is written")
         if self.prefix_in_pool and self.keys_in_pool:
             raise ValueError("convention.keys_in_pool: allowed: one of prefix_in_pool and keys_in_pool")
+        _members(self, "convention", _KINDS)
+        for field, kind in (("window", Window), ("descales", Descales)):
+            if not isinstance(getattr(self, field), kind):
+                raise ValueError(f"convention.{field}: {getattr(self, field)!r}; allowed: {kind.__name__}(...)")
+        if not isinstance(self.index_dtypes, tuple) or not self.index_dtypes:
+            raise ValueError(f"convention.index_dtypes: {self.index_dtypes!r}; allowed: a tuple of int32, int64")
         for name in self.index_dtypes:
             if name not in ("int32", "int64"):
                 raise ValueError(f"convention.index_dtypes: {name!r}; allowed: int32, int64")
+
+
+_KINDS: Mapping[str, type[StrEnum]] = {
+    "kv_layout": KVLayout,
+    "v_layout": VLayout,
+    "index_form": IndexForm,
+    "causal_alignment": CausalAlignment,
+    "lse_base": LseBase,
+    "lse_layout": LseLayout,
+    "empty_out": EmptyOut,
+    "empty_lse": EmptyLse,
+    "sink": SinkUnits,
+    "default_scale": DefaultScale,
+    "fp8_flavour": Fp8Flavour,
+}

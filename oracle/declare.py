@@ -17,13 +17,13 @@ options last and by keyword. ``docs/operations.md`` gives shapes.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
-from oracle.convention import Convention
+from oracle.convention import Convention, SinkUnits, WindowMeaning
 from oracle.kinds import Engine, IndexForm, IndexTask, Operation
-from oracle.precision import Precision
+from oracle.precision import UNDECLARED, Precision
 
 ATTRIBUTE = "__attn_oracle__"
 
@@ -248,8 +248,8 @@ class Declaration:
         Of a mapping: the entry of ``kv_dtype``, else that of ``dtype``. The loosest honest one where none is declared.
         """
         if isinstance(self.precision, Mapping):
-            return self.precision.get(kv_dtype or dtype, self.precision.get(dtype, Precision()))
-        return self.precision or Precision()
+            return self.precision.get(kv_dtype or dtype, self.precision.get(dtype, UNDECLARED))
+        return self.precision or UNDECLARED
 
 
 def _available(engine: Engine) -> str | None:
@@ -257,17 +257,32 @@ def _available(engine: Engine) -> str | None:
 
 
 def _check_signature(operation: Operation, wanted: tuple[str, ...], function: Callable[..., Any]) -> None:
+    """Arguments are given by keyword: those that the operation has, and no others. ``**_`` takes what is left out."""
     declared = inspect.signature(function).parameters
-    if any(p.kind is p.VAR_KEYWORD for p in declared.values()):
-        return
-    missing = [name for name in wanted if name not in declared]
-    extra = [name for name, p in declared.items() if name not in wanted and p.default is inspect.Parameter.empty]
-    if missing or extra:
+    open_ended = any(p.kind is p.VAR_KEYWORD for p in declared.values())
+    named = {n: p for n, p in declared.items() if p.kind not in (p.VAR_KEYWORD, p.VAR_POSITIONAL)}
+    missing = [] if open_ended else [name for name in wanted if name not in named]
+    extra = [name for name, p in named.items() if name not in wanted and p.default is inspect.Parameter.empty]
+    positional = [name for name, p in named.items() if p.kind is p.POSITIONAL_ONLY]
+    if missing or extra or positional:
         problem = f"lacks {', '.join(missing)}" if missing else f"has unknown {', '.join(extra)}"
+        if positional:
+            problem = f"takes {', '.join(positional)} by position only, and is called by keyword"
+        shown = getattr(function, "__name__", "it")
         raise DeclarationError(
-            f"declare.{operation.value}: {function.__name__}() {problem}; "
-            f"write def {function.__name__}({', '.join(wanted)})"
+            f"declare.{operation.value}: {shown}() {problem}; write def {shown}({', '.join(wanted)})"
         )
+
+
+def _unsaid(convention: Convention, supports: Supports) -> Iterator[tuple[str, str]]:
+    """Features of which the convention says nothing, so that they would never be tried, and what to write for each."""
+    attends = supports.features
+    if "window" in attends and convention.window.meaning is WindowMeaning.UNSUPPORTED:
+        yield "window", "window=Window(meaning=WindowMeaning.KEYS, off=(0,)), or what your window argument means"
+    if "sinks" in attends and convention.sink is SinkUnits.UNSUPPORTED:
+        yield "sinks", "sink=SinkUnits.NATURAL, or the units of your sinks"
+    if "soft_cap" in attends and not convention.soft_cap:
+        yield "soft_cap", "soft_cap=True"
 
 
 class _Operation:
@@ -315,6 +330,12 @@ class _Operation:
             allowed = ", ".join(FEATURES[self.operation]) or "none"
             raise DeclarationError(
                 f"declare.{self.operation.value}: supports.features: {', '.join(unknown)}; allowed: {allowed}"
+            )
+
+        for feature, write in _unsaid(convention, supported):
+            raise DeclarationError(
+                f"declare.{self.operation.value}: supports.features: {feature!r}, of which the convention says "
+                f"nothing; write convention=Convention({write}, ...)"
             )
 
         def attach(function: F) -> F:

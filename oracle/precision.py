@@ -146,5 +146,8 @@ _LOOSE = (
     *("p_dtype", "row_sum_of_rounded_p", "pv", "tile", "key_order", "rank_ownership", "flush_subnormals"),
 )
 
+UNDECLARED = Precision(source="nothing is declared", p_normalised=True)
+"""Of a kernel that says nothing of itself: it may be an eager one, which divides weights by their sum first."""
+
 EXACT_COPY = Precision(source="a copy: bits are preserved")
 """For operations that move data and compute nothing on it."""

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
+from dataclasses import replace
 
 from torch import Tensor
 
@@ -16,6 +18,7 @@ from oracle.budget import Bounds, Budgets, Tally, budgets, confidence_for, judge
 from oracle.budget.merge import merge_bounds
 from oracle.convention import Convention, EmptyLse, EmptyOut, LseLayout
 from oracle.declare import Declaration
+from oracle.failure import evidence
 from oracle.kinds import LseBase
 from oracle.merge import merge_states
 from oracle.precision import Precision
@@ -108,13 +111,15 @@ def _judged(
         expected_empty_lse=EMPTY_LSE[convention.empty_lse],
         lse_base=base,
     )
+    problem = run.instance.problem
+    q_lens = run.instance.case.context_lens if problem is None else problem.q_lens
     # A tally without elements (an empty batch) has nothing to say and is left out.
-    checks = [_result(Check.VALUES, judgement.out, out, precision)] if judgement.out.elements else []
+    checks = [_result(Check.VALUES, judgement.out, out, precision, q_lens)] if judgement.out.elements else []
     if judgement.out.ratios is not None:
         tight = bounds.probable if isinstance(bounds, Budgets) else bounds
         checks = [_with_keys(check, run, judgement.out.ratios, tight.out) for check in checks]
     if judgement.lse is not None and lse is not None and judgement.lse.elements:
-        checks.append(_result(Check.LSE, judgement.lse, lse, precision))
+        checks.append(_result(Check.LSE, judgement.lse, lse, precision, q_lens))
     tallies = [t for t in (judgement.out, judgement.lse) if t is not None]
     ratios = [t.worst.ratio for t in tallies if t.worst is not None and math.isfinite(t.worst.ratio)]
     return CaseResult(
@@ -125,7 +130,7 @@ def _judged(
     )
 
 
-def _result(check: Check, tally: Tally, actual: Tensor, precision: Precision) -> CheckResult:
+def _result(check: Check, tally: Tally, actual: Tensor, precision: Precision, q_lens: Sequence[int]) -> CheckResult:
     if tally.worst is None or tally.verdict is Verdict.PASS:
         return CheckResult(check, tally.verdict)
     worst = tally.worst
@@ -142,22 +147,10 @@ def _result(check: Check, tally: Tally, actual: Tensor, precision: Precision) ->
         f"{said}; {where}: expected {worst.expected:.6g}, got {worst.actual:.6g}, "
         f"budget {worst.bound:.3g}, ratio {worst.ratio:.3g}"
     )
-    evidence = {
-        "index": list(worst.index),
-        "expected": repr(worst.expected),
-        "actual": repr(worst.actual),
-        "bound": repr(worst.bound),
-        "ratio": repr(worst.ratio),
-        "failures": tally.failures,
-        "suspects": tally.suspects,
-        "elements": tally.elements,
-        "failing_rows": [list(row) for row in tally.first_failing_rows],
-        "dtype": str(actual.dtype),
-        "precision": precision.source,
-        "loosest": list(precision.loosest()),
-        **({} if tally.ratios is None else {"map": ratio_map(tally.ratios)}),
-    }
-    return CheckResult(check, tally.verdict, message, evidence)
+    found = evidence(tally, actual, precision, q_lens)
+    return CheckResult(
+        check, tally.verdict, message, found if tally.ratios is None else found | {"map": ratio_map(tally.ratios)}
+    )
 
 
 def _with_keys(check: CheckResult, run: Execution, ratios: Tensor, noise: Tensor) -> CheckResult:

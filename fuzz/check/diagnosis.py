@@ -17,6 +17,7 @@ from fuzz.instance.pool import geometry, own_pages
 from oracle.convention import LseLayout
 from oracle.declare import Declaration
 from oracle.diagnose import Diagnosis, Kind, Surroundings, diagnose, diagnose_merge
+from oracle.failure import explanation
 from oracle.kinds import IndexForm, Operation, Role
 from oracle.layout import read_slots
 
@@ -30,7 +31,7 @@ KEY = "diagnosis"
 def diagnosed(
     declaration: Declaration, run: Execution, results: Iterable[CheckResult], around: Surroundings | None = None
 ) -> tuple[CheckResult, ...]:
-    """Results of the values of one execution; the evidence of those that failed carries the diagnosis.
+    """Results of the values of one execution; the evidence of those that failed carries what explains them.
 
     around: what lies around the operands, where the case does not say.
     """
@@ -38,12 +39,30 @@ def diagnosed(
     if not any(r.check in DIAGNOSED and r.verdict.is_finding for r in found):
         return found
     diagnosis = _diagnosis(declaration, run, around)
-    if diagnosis is None or diagnosis.kind is Kind.NONE:
-        return found
-    carried = {KEY: diagnosis.to_dict()}
+    carried = {} if diagnosis is None or diagnosis.kind is Kind.NONE else {KEY: diagnosis.to_dict()}
     return tuple(
-        replace(r, evidence={**r.evidence, **carried}) if r.check in DIAGNOSED and r.verdict.is_finding else r
+        replace(r, evidence={**r.evidence, **_explained(declaration, run, r, around), **carried})
+        if r.check in DIAGNOSED and r.verdict.is_finding
+        else r
         for r in found
+    )
+
+
+def _explained(
+    declaration: Declaration, run: Execution, failed: CheckResult, around: Surroundings | None
+) -> dict[str, Any]:
+    """What a failure's text says beside the diagnosis, where there is a problem that the result answers."""
+    problem, case = run.instance.problem, run.instance.case
+    if problem is None or "request" not in failed.evidence:
+        return {}
+    return explanation(
+        problem,
+        run.outputs["out"],
+        failed.evidence,
+        precision=declaration.precision_for(case.dtype, case.kv_dtype),
+        input_dtype=case.dtype,
+        confidence=CONFIDENCE,
+        around=surroundings(run) if around is None else around,
     )
 
 
@@ -74,7 +93,7 @@ def _diagnosis(declaration: Declaration, run: Execution, around: Surroundings | 
     out, lse = run.outputs["out"], run.outputs.get("lse")
     if lse is not None and convention.lse_layout is LseLayout.HEAD_TOKEN:
         lse = lse.transpose(0, 1)
-    precision = declaration.precision_for(case.dtype)
+    precision = declaration.precision_for(case.dtype, case.kv_dtype)
     if case.operation is Operation.LSE_MERGE:
         buffers = run.instance.buffers
         if lse is None:

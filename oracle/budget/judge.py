@@ -77,6 +77,8 @@ class Tally:
     """Elements beyond the probable bound and within the worst case."""
     ratios: Tensor | None = field(default=None, compare=False, repr=False)
     """Where an element failed or is suspect: the ratio of every element, -1 where it is not judged."""
+    marks: Tensor | None = field(default=None, repr=False, compare=False)
+    """uint8 of the tensor's shape: 0 passed, 1 suspect, 2 failed, 3 failed and is not finite. None: all passed."""
 
 
 @dataclass(frozen=True)
@@ -173,7 +175,12 @@ def _tally(values: _Values, fmt: Format, rounding: Rounding, empty: Tensor, expe
         first_failing_rows=tuple((int(token), int(head)) for token, head in rows[:_ROWS_SHOWN].tolist()),
         suspects=suspects,
         ratios=ratios if failures or suspects else None,
+        marks=_marks(actual, beyond, failed) if len(rows) else None,
     )
+
+
+def _marks(actual: Tensor, beyond: Tensor, failed: Tensor) -> Tensor:
+    return beyond.to(torch.uint8) + failed + (failed & ~widen(actual).isfinite())
 
 
 def passes(actual: Tensor, expected: Tensor, bound: Tensor, rounding: Rounding) -> Tensor:

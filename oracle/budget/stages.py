@@ -31,6 +31,9 @@ def explain(
     share is the bound of a precision that has this stage's errors and no other avoidable one, less that of a precision
     without any; "float32" is the latter. Shares need not add up to the bound exactly.
     """
+    request = next(i for i, end in enumerate(problem.q_starts[1:]) if token < end)
+    if not problem.kv_lens[request]:
+        return {}
     rows = block_of(problem, solve(problem).out, token).rows
     if not bool(rows.count.any()):
         return {}

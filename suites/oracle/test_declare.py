@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from oracle import Convention, Precision, Supports, declare
-from oracle.convention import Window, WindowMeaning
+from oracle.convention import SinkUnits, Window, WindowMeaning
 from oracle.declare import DeclarationError, declaration_of
-from oracle.kinds import Engine
-from oracle.precision import MatrixUnit
+from oracle.kinds import Engine, IndexForm, KVLayout, LseBase
+from oracle.precision import UNDECLARED, MatrixUnit
 
 CONVENTION = Convention(source="a test")
 
@@ -99,10 +100,10 @@ def test_precision_by_dtype() -> None:
     declaration = declaration_of(gather)
     assert declaration is not None
     assert declaration.precision_for("fp32") is exact
-    assert declaration.precision_for("bf16") == Precision()
+    assert declaration.precision_for("bf16") is UNDECLARED
     assert declaration.precision_for("bf16", "fp32") is exact
     assert declaration.precision_for("fp32", "e4m3fn") is exact
-    assert declaration.precision_for("bf16", "e4m3fn") == Precision()
+    assert declaration.precision_for("bf16", "e4m3fn") is UNDECLARED
 
 
 def test_loose_assumptions_are_named() -> None:
@@ -192,3 +193,63 @@ def test_arguments_name_the_field_and_what_is_allowed(changes: dict[str, Any], a
 def test_only_functions_are_declared() -> None:
     with pytest.raises(DeclarationError, match="allowed: a function"):
         declare.kv_gather(name="x", convention=CONVENTION)(3)  # type: ignore[type-var]
+
+
+def decode(q, k_cache, v_cache, page_table, lengths, **options):  # type: ignore[no-untyped-def]
+    return q
+
+
+def misspelt(q, kcache, v_cache, page_table, lengths, **options):  # type: ignore[no-untyped-def]
+    return q
+
+
+def positional(q, k_cache, v_cache, page_table, lengths, /, **options):  # type: ignore[no-untyped-def]
+    return q
+
+
+TABLE = Convention(source="this test", index_form=IndexForm.PAGE_TABLE)
+
+
+def test_what_is_left_over_hides_no_misspelling() -> None:
+    declare.paged_decode(name="x", convention=TABLE)(decode)
+    with pytest.raises(
+        DeclarationError, match=r"has unknown kcache; write def misspelt\(q, k_cache, v_cache, page_table"
+    ):
+        declare.paged_decode(name="x", convention=TABLE)(misspelt)
+    with pytest.raises(DeclarationError, match=r"takes q, k_cache, .* by position only, and is called by keyword"):
+        declare.paged_decode(name="x", convention=TABLE)(positional)
+
+
+@pytest.mark.parametrize(
+    ("feature", "said", "write"),
+    [
+        ("window", {"window": Window(meaning=WindowMeaning.LEFT, off=(-1,))}, r"window=Window\(meaning="),
+        ("sinks", {"sink": SinkUnits.NATURAL}, r"sink=SinkUnits\.NATURAL"),
+        ("soft_cap", {"soft_cap": True}, "soft_cap=True"),
+    ],
+)
+def test_a_feature_that_the_convention_does_not_explain_is_refused(feature: str, said: Any, write: str) -> None:
+    """It would never be tried, and the run would look as if it had been."""
+    supports = Supports(features=frozenset({feature}))
+    with pytest.raises(DeclarationError, match=rf"supports\.features: '{feature}', of which .* write .*{write}"):
+        declare.paged_decode(name="x", convention=TABLE, supports=supports)
+    declare.paged_decode(name="x", convention=replace(TABLE, **said), supports=supports)(decode)
+
+
+def test_members_may_be_text_and_others_are_refused() -> None:
+    said: Any = {"kv_layout": "hnd", "index_form": "page_table", "lse_base": "two"}
+    convention = Convention(source="this test", **said)
+    assert convention.kv_layout is KVLayout.HND
+    assert convention.index_form is IndexForm.PAGE_TABLE
+    assert convention.lse_base is LseBase.TWO
+    for field, value, allowed in (
+        ("kv_layout", "nhwd", "allowed: KVLayout.LINEAR, KVLayout.NHD"),
+        ("window", 4, r"allowed: Window\(...\)"),
+        ("index_dtypes", "int32", "allowed: a tuple of int32, int64"),
+    ):
+        wrong: Any = {field: value}
+        with pytest.raises(ValueError, match=rf"convention\.{field}: {value!r}; {allowed}"):
+            Convention(source="this test", **wrong)
+    wrong = {"meaning": "right"}
+    with pytest.raises(ValueError, match=r"window\.meaning: 'right'; allowed: WindowMeaning\.KEYS"):
+        Window(**wrong)

@@ -1,0 +1,96 @@
+"""What a test session has asked for, and what its searches have found. The pytest plugin reads and writes both."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from attn_oracle.options import DEFAULT_OUT, Options
+
+PLUGIN = "attn_oracle_pytest"
+
+
+def options(call: Options | None = None) -> Options:
+    """The options in force: the command line's over the call's, over the marker's, over the configuration file's."""
+    plugin = sys.modules.get(PLUGIN)
+    if plugin is None:
+        return call or Options()
+    command, marker, configured = plugin.layers()
+    found: Options = command.over((call or Options()).over(marker.over(configured)))
+    return found
+
+
+@dataclass
+class Record:
+    """One search, as plain data goes into the report of its test."""
+
+    target: str
+    engine: str
+    seed: int | None = None
+    cases: int = 0
+    elements: int = 0
+    verdicts: dict[str, int] = field(default_factory=dict)
+    worst_ratio: float | None = None
+    findings: dict[str, dict[str, Any]] = field(default_factory=dict)
+    """by class of failure: finding, path, replay, text"""
+    seen: dict[str, dict[str, Any]] = field(default_factory=dict)
+    """judgements by case"""
+
+    def count(self, judged: Mapping[str, Any]) -> None:
+        """Add a case's judgement."""
+        self.cases += 1
+        self.elements += judged["elements"]
+        self.verdicts[judged["verdict"]] = self.verdicts.get(judged["verdict"], 0) + 1
+        ratio = judged["worst_ratio"]
+        if ratio is not None:
+            self.worst_ratio = max(ratio, self.worst_ratio or 0.0)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data for a report: JSON, without the evidence that a finding's file holds."""
+        return {
+            "target": self.target,
+            "engine": self.engine,
+            "seed": self.seed,
+            "cases": self.cases,
+            "elements": self.elements,
+            "verdicts": dict(self.verdicts),
+            "worst_ratio": self.worst_ratio,
+            "findings": [
+                {
+                    **{name: kept["finding"][name] for name in ("id", "signature", "check", "diagnosis", "message")},
+                    **{name: kept[name] for name in ("case", "path", "replay")},
+                }
+                for kept in self.findings.values()
+            ],
+        }
+
+
+records: list[Record] = []
+"""Of the test that runs."""
+
+
+def take() -> list[Record]:
+    """The records since the last call, with every finding written to its file."""
+    found, records[:] = list(records), []
+    for record in found:
+        for kept in record.findings.values():
+            write(Path(kept["path"]), kept["finding"])
+    return found
+
+
+def path_of(finding: Mapping[str, Any]) -> Path:
+    """Where a finding is kept: `attn-oracle replay` reads it."""
+    return Path(options().out or DEFAULT_OUT) / f"finding-{finding['id']}.json"
+
+
+def write(path: Path, finding: Mapping[str, Any]) -> None:
+    """Write a finding's file, whole or not at all. Raises OSError."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = path.with_name(f".{path.name}.{os.getpid()}")
+    partial.write_text(json.dumps(finding, indent=2) + "\n", encoding="utf-8")
+    partial.replace(path)

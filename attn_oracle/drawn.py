@@ -1,0 +1,63 @@
+"""Cases as Hypothesis draws them: it chooses, our process builds."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from hypothesis import strategies as st
+
+from attn_oracle import current
+from attn_oracle.options import TIMEOUT_S
+from attn_oracle.process import shared
+from attn_oracle.target import Named, Target, named
+
+
+@dataclass(frozen=True, repr=False)
+class DrawnCase:
+    """One case of a target: plain data, from which its tensors are built elsewhere."""
+
+    target: str
+    words: str
+    data: Mapping[str, Any]
+    named: Named
+
+    def __repr__(self) -> str:
+        return f"<case for {self.target}: {self.words}>"
+
+    def _repr_pretty_(self, printer: Any, cycle: bool) -> None:
+        printer.text(repr(self))  # Hypothesis would print every field
+
+
+@st.composite
+def cases(draw: st.DrawFn, target: Target, modules: tuple[str, ...] | None = None) -> DrawnCase:
+    """Cases inside what a target declares, the simplest first: one request, few keys, no feature.
+
+    target: a declared function, or a name that `modules` (names, or .py files) declare. Raises UsageError for a target
+    that is unknown, Unavailable where it cannot run here.
+    """
+    return drawn(draw, opened(named(target, modules)))
+
+
+def drawn(draw: st.DrawFn, own: Named) -> DrawnCase:
+    """One case of a target that is open."""
+
+    def pick(question: dict[str, Any]) -> int:
+        if "choose" in question:
+            return draw(st.sampled_from(range(question["choose"])))
+        low, high = question["integer"]
+        return draw(st.integers(low, high))
+
+    said = shared().draw(own.name, pick)
+    return DrawnCase(own.name, said["words"], said["case"], own)
+
+
+def opened(own: Named, engine: str | None = None) -> Named:
+    """The same target, known to our process and able to run here. Raises UsageError, Unavailable."""
+    engine = engine or current.options().engine or "auto"
+    process = shared()
+    if process.opened.get(own.name) != (own.modules, engine):
+        process.ask("open", target=own.name, modules=list(own.modules), engine=engine, timeout=TIMEOUT_S)
+        process.opened[own.name] = (own.modules, engine)
+    return own

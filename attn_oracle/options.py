@@ -1,0 +1,102 @@
+"""The options of a search, and what each may be. Needs the standard library only: the plugin reads it in every run."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+ENGINES = ("auto", "emulator", "cuda", "hip")
+DEFAULT_CASES = 50
+DEFAULT_OUT = ".attn-oracle"
+TIMEOUT_S = 120.0
+"""Of one case, which runs its kernel three or four times; beyond it, the case hangs."""
+
+
+class OptionError(ValueError):
+    """A value that an option does not take. One line: the option, the value, what is allowed."""
+
+
+def _integer(low: int) -> Callable[[Any], int]:
+    def parse(value: Any) -> int:
+        text = str(value).strip()
+        if isinstance(value, bool) or not re.fullmatch(r"\d+", text) or int(text) < low:
+            raise ValueError(f"an integer from {low}")
+        return int(text)
+
+    return parse
+
+
+def _seconds(value: Any) -> float:
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)([smh]?)", str(value).strip())
+    seconds = 0.0 if match is None else float(match[1]) * {"": 1, "s": 1, "m": 60, "h": 3600}[match[2]]
+    if not 0 < seconds <= 1e7:
+        raise ValueError("a time such as 90s, 10m or 2h")
+    return seconds
+
+
+def _engine(value: Any) -> str:
+    if value not in ENGINES:
+        raise ValueError(", ".join(ENGINES))
+    return str(value)
+
+
+def _text(value: Any) -> str:
+    if not isinstance(value, str) or not value:
+        raise ValueError("a name or a path")
+    return value
+
+
+def _modules(value: Any) -> tuple[str, ...]:
+    if not isinstance(value, list | tuple) or not all(isinstance(one, str) and one for one in value):
+        raise ValueError("a list of module names and of .py files")
+    return tuple(value)
+
+
+PARSERS: Mapping[str, Callable[[Any], Any]] = {
+    "cases": _integer(1),
+    "time": _seconds,
+    "seed": _integer(0),
+    "engine": _engine,
+    "out": _text,
+    "replay": _text,
+    "target": _text,
+    "modules": _modules,
+}
+
+MARKER = ("target", "cases", "time", "seed", "engine", "modules")
+"""The keywords of the marker, which are those of `check`."""
+
+
+def parse(shown: str, name: str, value: Any) -> Any:
+    """The value of an option. shown: how the user knows it, such as `--attn-cases`. Raises ``OptionError``."""
+    try:
+        return PARSERS[name](value)
+    except ValueError as error:
+        raise OptionError(f"{shown}: {value!r}; allowed: {error}") from None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """How to search. A field that is None was not given."""
+
+    cases: int | None = None
+    time: float | None = None
+    seed: int | None = None
+    engine: str | None = None
+    out: str | None = None
+    replay: str | None = None
+    target: str | None = None
+    modules: tuple[str, ...] | None = None
+
+    def over(self, other: Options) -> Options:
+        """These options, and those of `other` where these say nothing. Cases and time take the place of each other."""
+        names = list(self.__dataclass_fields__)
+        if self.cases is not None or self.time is not None:
+            other = Options(**{**{n: getattr(other, n) for n in names}, "cases": None, "time": None})
+        own = {n: getattr(self, n) for n in names}
+        return Options(**{n: getattr(other, n) if value is None else value for n, value in own.items()})
+
+    def __bool__(self) -> bool:
+        return any(getattr(self, name) is not None for name in self.__dataclass_fields__)

@@ -1,0 +1,1 @@
+"""Attention of onnxruntime over torch tensors."""

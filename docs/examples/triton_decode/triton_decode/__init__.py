@@ -1,0 +1,1 @@
+"""A paged decode kernel in Triton."""

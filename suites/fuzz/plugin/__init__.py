@@ -1,0 +1,1 @@
+"""The pytest plugin, as repositories that are not ours run it."""

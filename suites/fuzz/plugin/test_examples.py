@@ -1,0 +1,71 @@
+"""The tutorial and the example repositories from the source tree; CI runs them against a wheel as well."""
+
+from __future__ import annotations
+
+import importlib.util
+import shutil
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from suites.fuzz.plugin.repository import ROOT, Repository
+
+
+def script() -> ModuleType:
+    """What CI runs: it knows the examples and their mistakes."""
+    spec = importlib.util.spec_from_file_location("check_examples", ROOT / ".ci" / "check_examples.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+SCRIPT = script()
+NEEDS = {"onnxruntime_attention": ("onnx", "onnxruntime")}
+
+
+def copied(example: Any, folder: Path) -> Repository:
+    """As the script copies it, without installing it."""
+    if example.name == "tutorial":
+        for name, text in SCRIPT.BLOCK.findall((SCRIPT.DOCS / "tutorial.md").read_text()):
+            (folder / name).write_text(text)
+    else:
+        shutil.copytree(SCRIPT.DOCS / "examples" / example.name, folder, dirs_exist_ok=True)
+    return Repository(folder)
+
+
+@pytest.mark.parametrize("example", SCRIPT.EXAMPLES, ids=lambda example: example.name)
+def test_the_mistake_can_be_made(example: Any, tmp_path: Path) -> None:
+    copied(example, tmp_path)
+    assert (tmp_path / example.file).read_text().count(example.right) == 1
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("example", SCRIPT.EXAMPLES, ids=lambda example: example.name)
+def test_it_passes_and_with_a_window_off_by_one_the_text_says_so(example: Any, tmp_path: Path) -> None:
+    for module in NEEDS.get(example.name, ()):
+        pytest.importorskip(module)
+    repository = copied(example, tmp_path)
+    path = {"PYTHONPATH": f"{ROOT}:{tmp_path}"}
+    passed = repository.pytest("-q", **path)
+    assert passed.returncode == 0, passed.stdout + passed.stderr
+    file = tmp_path / example.file
+    file.write_text(file.read_text().replace(example.right, example.wrong))
+    failed = repository.pytest("-q", **path)
+    assert failed.returncode == 1, failed.stdout + failed.stderr
+    assert SCRIPT.SAID.search(failed.stdout), failed.stdout
+
+
+def test_the_script_tells_a_text_that_does_not_name_the_window() -> None:
+    assert SCRIPT.SAID.search("E  oracle.failure.WindowMismatch: a.b: values: window: 2 keys where 1 key is asked for")
+    assert not SCRIPT.SAID.search("E  oracle.failure.ValuesMismatch: a.b: values: 3 of 4 elements beyond their budget")
+
+
+def test_the_tutorial_is_complete() -> None:
+    names = [name for name, _ in SCRIPT.BLOCK.findall((SCRIPT.DOCS / "tutorial.md").read_text())]
+    assert names == ["mine.py", "test_mine.py", "test_by_hand.py"]

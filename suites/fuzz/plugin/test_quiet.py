@@ -1,0 +1,94 @@
+"""What the plugin says and costs where no test searches: nothing; and what it says of options that are wrong."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from suites.fuzz.plugin.repository import Repository
+
+UNUSED = """
+import sys
+
+def test_nothing():
+    ours = ("attn_oracle", "oracle", "fuzz", "torch", "hypothesis")
+    assert not {name for name in sys.modules if name.split(".")[0] in ours}
+"""
+
+
+@pytest.fixture
+def repository(tmp_path: Path) -> Repository:
+    return Repository(tmp_path)
+
+
+def test_a_run_that_does_not_use_it_loads_and_says_nothing(repository: Repository) -> None:
+    repository.write(test_unused=UNUSED)
+    done = repository.pytest()
+    assert done.returncode == 0, done.stdout + done.stderr
+    without = repository.pytest(plugin=False)
+    said = [line for line in done.stdout.splitlines() if "attn" in line.replace(str(repository.folder), "")]
+    assert said == []
+    assert len(done.stdout.splitlines()) == len(without.stdout.splitlines())
+
+
+def test_that_check_sees_what_is_loaded(repository: Repository) -> None:
+    repository.write(test_unused="import attn_oracle\n" + UNUSED)
+    assert "1 failed" in repository.pytest().stdout
+
+
+def test_options_have_one_group_and_a_line_each(repository: Repository) -> None:
+    said = repository.pytest("--help").stdout
+    group = said.split("attn-oracle: correctness of attention kernels:\n")[1].split("\n\n")[0]
+    for name in ("cases", "time", "seed", "engine", "out", "replay"):
+        assert f"--attn-{name}=" in group
+        assert f"  attn_{name} " in said
+    assert len(group.splitlines()) <= 12
+
+
+def test_the_marker_and_the_fixture_are_explained(repository: Repository) -> None:
+    assert "@pytest.mark.attn_oracle(*, target, cases, time, seed, engine, modules): what" in (
+        repository.pytest("--markers").stdout
+    )
+    repository.write(test_unused=UNUSED)
+    assert "attn_oracle [session scope]" in repository.pytest("--fixtures").stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("--attn-cases=none",), "--attn-cases: 'none'; allowed: an integer from 1"),
+        (("--attn-cases=0",), "--attn-cases: '0'; allowed: an integer from 1"),
+        (("--attn-time=soon",), "--attn-time: 'soon'; allowed: a time such as 90s, 10m or 2h"),
+        (("--attn-seed=-1",), "--attn-seed: '-1'; allowed: an integer from 0"),
+        (("--attn-engine=tpu",), "--attn-engine: 'tpu'; allowed: auto, emulator, cuda, hip"),
+        (("-o", "attn_cases=many"), "attn_cases: 'many'; allowed: an integer from 1"),
+    ],
+)
+def test_a_bad_option_is_one_line(repository: Repository, arguments: tuple[str, ...], said: str) -> None:
+    repository.write(test_unused=UNUSED)
+    done = repository.pytest(*arguments)
+    assert done.returncode == pytest.ExitCode.USAGE_ERROR
+    assert done.stderr.strip() == f"ERROR: {said}"
+
+
+@pytest.mark.parametrize(
+    ("marker", "said"),
+    [
+        ("case=3", "case: unknown keyword; allowed: target, cases, time, seed, engine, modules"),
+        ("'mine'", "'mine'; allowed: keywords only, target, cases, time, seed, engine, modules"),
+        ("cases='a'", "cases: 'a'; allowed: an integer from 1"),
+        ("modules='mine.py'", "modules: 'mine.py'; allowed: a list of module names and of .py files"),
+    ],
+)
+def test_a_bad_marker_is_one_line(repository: Repository, marker: str, said: str) -> None:
+    repository.write(test_marked=f"import pytest\n@pytest.mark.attn_oracle({marker})\ndef test_it(): pass\n")
+    done = repository.pytest()
+    assert done.returncode == pytest.ExitCode.USAGE_ERROR
+    assert done.stderr.strip() == f"ERROR: test_marked.py::test_it: mark.attn_oracle: {said}"
+
+
+def test_the_header_says_what_was_asked_for(repository: Repository) -> None:
+    repository.write(test_unused="def test_nothing(): pass\n")
+    done = repository.pytest("--attn-cases=7", "-o", "attn_seed=3")
+    assert "attn-oracle: seed 3, cases 7" in done.stdout.splitlines()

@@ -1,0 +1,199 @@
+"""Searches in a repository with its own `fuzz/` and `suites/`: what passes, what fails, and what is said."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from suites.fuzz.plugin.repository import CHECK, ROOT, Repository, kernel
+
+SEARCH = ["--attn-cases=25", "--attn-seed=1"]
+
+GIVEN = """
+import hypothesis
+from hypothesis import given, settings
+import attn_oracle
+from mine import attention
+
+@settings(max_examples=25, deadline=None, database=None, derandomize=True)
+@given(case=attn_oracle.cases(attention))
+def test_given(case):
+    attn_oracle.judge(case)
+
+def test_words():
+    assert repr(attn_oracle.cases("mine.attention", ("mine.py",))) == (
+        "cases(target='mine.attention', modules=('mine.py',))"
+    )
+"""
+
+MARKED = """
+import pytest
+
+@pytest.mark.attn_oracle(target="mine.attention", modules=["mine.py"], cases=3, engine="emulator")
+class TestMarked:
+    def test_all(self, attn_oracle):
+        assert attn_oracle.check().seed == 0
+
+    @pytest.mark.attn_oracle(seed=5)
+    def test_seed(self, attn_oracle):
+        assert attn_oracle.check().seed == 5
+
+    def test_call(self, attn_oracle):
+        assert attn_oracle.check(seed=6, cases=1).cases == 1
+"""
+
+
+@pytest.fixture
+def repository(tmp_path: Path) -> Repository:
+    made = Repository(tmp_path)
+    made.own_packages()
+    return made
+
+
+def finding(folder: Path) -> tuple[Path, dict[str, Any]]:
+    (path,) = folder.glob("finding-*.json")
+    return path, json.loads(path.read_text())
+
+
+def test_the_right_kernel_passes_beside_packages_of_our_names(repository: Repository) -> None:
+    repository.write(mine=kernel(), test_mine=CHECK)
+    done = repository.pytest("-v")
+    assert done.returncode == 0, done.stdout + done.stderr
+    (section,) = [line for line in done.stdout.splitlines() if line.startswith("mine.attention: ")]
+    assert "cases (pass " in section
+    assert not list(repository.folder.glob(".attn-oracle/*"))
+
+
+def test_a_window_off_by_one_fails_and_the_text_says_so(repository: Repository) -> None:
+    repository.write(mine=kernel(wrong=True), test_mine=CHECK)
+    done = repository.pytest(*SEARCH, "--attn-out=found", "--junitxml=report.xml")
+    assert done.returncode == 1, done.stdout + done.stderr
+    assert "oracle.failure.WindowMismatch: mine.attention: values: window: " in done.stdout
+    path, data = finding(repository.folder / "found")
+    assert data["diagnosis"] == "window"
+    assert f"attn-oracle replay {path.relative_to(repository.folder)} --targets mine.py" in done.stdout
+    assert "----- Captured attn-oracle call -----" in done.stdout
+    assert done.stdout.count("= attn-oracle =") == 1
+    assert data["id"] in (repository.folder / "report.xml").read_text()
+
+    again = repository.pytest(f"--attn-replay={path}")
+    assert again.returncode == 1
+    assert "mine.attention: 1 cases (fail 1)" in again.stdout
+    repository.write(mine=kernel())
+    mended = repository.pytest(f"--attn-replay={path}")
+    assert mended.returncode == 0, mended.stdout
+    assert "mine.attention: 1 cases (pass 1)" in mended.stdout
+
+
+@pytest.mark.slow
+def test_the_printed_command_replays(repository: Repository) -> None:
+    repository.write(mine=kernel(wrong=True), test_mine=CHECK)
+    done = repository.pytest(*SEARCH)
+    (line,) = [line for line in done.stdout.splitlines() if line.startswith("replay: ")]
+    said = line.removeprefix("replay: ")
+    environment, _, arguments = said.partition("attn-oracle ")
+    run = f"{environment}:{ROOT} {sys.executable} -P {ROOT / 'attn_oracle_cli.py'} {arguments}"
+    replayed = subprocess.run(
+        run if environment else run.removeprefix(f":{ROOT} "),
+        shell=True,
+        cwd=repository.folder,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert replayed.returncode == 1, replayed.stdout + replayed.stderr
+    assert "mine.attention: values: window: " in replayed.stdout
+
+
+@pytest.mark.slow
+def test_with_xdist_one_summary_has_the_findings_of_every_worker(repository: Repository) -> None:
+    pytest.importorskip("xdist")
+    repository.write(mine=kernel(wrong=True), test_mine=CHECK, test_again=CHECK)
+    done = repository.pytest(*SEARCH, "-p", "xdist", "-n", "2")
+    assert done.returncode == 1, done.stdout + done.stderr
+    assert "2 failed" in done.stdout
+    assert done.stdout.count("= attn-oracle =") == 1
+    section = [line for line in done.stdout.splitlines() if line.startswith("mine.attention: ")][-1]
+    counted = int(section.split(": ")[1].split(" ")[0])
+    assert counted > 25
+    finding(repository.folder / ".attn-oracle")
+
+
+@pytest.mark.slow
+def test_hypothesis_draws_and_shrinks_where_a_test_asks_for_cases(repository: Repository) -> None:
+    repository.write(mine=kernel(wrong=True), test_given=GIVEN)
+    done = repository.pytest()
+    assert done.returncode == 1, done.stdout + done.stderr
+    assert "1 failed, 1 passed" in done.stdout
+    assert "oracle.failure.WindowMismatch: mine.attention: " in done.stdout
+    assert "case=<case for mine.attention: varlen_extend of " in done.stdout
+    _, data = finding(repository.folder / ".attn-oracle")
+    assert data["diagnosis"] == "window"
+
+
+@pytest.mark.slow
+def test_the_marker_says_what_a_call_does_not(repository: Repository) -> None:
+    repository.write(mine=kernel(), test_marked=MARKED)
+    done = repository.pytest()
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "3 passed" in done.stdout
+
+
+@pytest.mark.slow
+def test_without_the_plugin_the_function_still_searches(repository: Repository) -> None:
+    repository.write(
+        mine=kernel(),
+        test_mine="import attn_oracle\nfrom mine import attention\n"
+        "def test_it():\n    assert attn_oracle.check(attention, cases=2).verdicts\n",
+    )
+    done = repository.pytest(plugin=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "attn-oracle" not in done.stdout
+
+
+CRASHES = "import os\n" + kernel().replace("    out = torch.empty", "    os.abort()\n    out = torch.empty", 1)
+CLASH = "from fuzz.own import it\n" + kernel()
+WRONG_CALLS = {
+    "attn_oracle.check('mine.attention', modules=['mine.py'], cases=2)": (
+        CRASHES,
+        "CrashMismatch: mine.attention: crash: killed by SIGABRT",
+    ),
+    "attn_oracle.check('mine.attention', modules=['mine.py'])": (
+        CLASH,
+        "needs the module fuzz.own, which is missing; where kernels are judged, fuzz is attn-oracle's own package",
+    ),
+    "attn_oracle.check('mine.other', modules=['mine.py'])": (
+        kernel(),
+        "UsageError: target 'mine.other': unknown; known: ",
+    ),
+    "attn_oracle.check(len)": (
+        kernel(),
+        "UsageError: target: len is not declared; write @declare.paged_decode(...) above it",
+    ),
+    "attn_oracle.check()": (kernel(), "UsageError: check: no target; give one, or mark the test"),
+    "attn_oracle.check('mine.attention', cases=0)": (kernel(), "check: cases: 0; allowed: an integer from 1"),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("test", WRONG_CALLS)
+def test_what_goes_wrong_is_said_in_a_line(repository: Repository, test: str) -> None:
+    mine, said = WRONG_CALLS[test]
+    repository.write(mine=mine, test_mine=f"def test_it(attn_oracle):\n    {test}\n")
+    done = repository.pytest("-p", "no:faulthandler")
+    assert done.returncode == 1, done.stdout + done.stderr
+    assert said in done.stdout
+
+
+@pytest.mark.slow
+def test_what_cannot_run_here_is_skipped(repository: Repository) -> None:
+    repository.write(mine=kernel(), test_mine=CHECK)
+    done = repository.pytest("--attn-engine=hip", "-rs", CUDA_VISIBLE_DEVICES="", HIP_VISIBLE_DEVICES="")
+    assert done.returncode == 0, done.stdout
+    assert "SKIPPED" in done.stdout
+    assert "hip: torch" in done.stdout
