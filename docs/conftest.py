@@ -14,6 +14,7 @@ from typing import Any
 from sybil import Example, Sybil
 from sybil.parsers.markdown import CodeBlockParser, PythonCodeBlockParser, SkipParser
 
+collect_ignore = ["examples"]  # repositories of their own, whose tests run against an installed wheel
 ROOT = Path(__file__).resolve().parent.parent
 
 

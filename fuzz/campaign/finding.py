@@ -130,7 +130,7 @@ def saved_finding(data: object) -> Finding:
     modules = _typed(data, "modules", (list,))
     for name, value in versions.items():
         if not isinstance(value, optional):
-            raise FindingError(f"finding.versions.{name[:60]}: {str(value)[:60]!r}; allowed: text or null")
+            raise FindingError(f"finding.versions.{_one_line(name)}: {str(value)[:60]!r}; allowed: text or null")
     if not all(isinstance(module, str) for module in modules):
         raise FindingError("finding.modules: allowed: a list of text")
     return Finding(
@@ -172,6 +172,10 @@ def _word(data: Mapping[str, Any], name: str, allowed: tuple[str, ...]) -> str:
     if value not in allowed:
         raise FindingError(f"finding.{name}: {value[:60]!r}; allowed: {', '.join(allowed)}")
     return value
+
+
+def _one_line(name: str) -> str:
+    return name if name.isidentifier() and len(name) <= 60 else repr(name[:60])
 
 
 def findings_of(target: str, case: Case, result: CaseResult, settings: Settings) -> list[Finding]:

@@ -572,8 +572,8 @@ ENTRIES = (
         target=DECODE,
         mutation=Fragment(
             Place(file="suites/targets/portable/targets.py", function="decode"),
-            "splits=SPLITS,",
-            "splits=min(SPLITS, max(1, requests)),",
+            "splits=splits,",
+            "splits=min(splits, max(1, requests)),",
         ),
     ),
 )
