@@ -8,7 +8,7 @@ from torch import Tensor
 from fuzz.engine import emulator
 from oracle import declare
 from oracle.precision import EXACT_COPY
-from suites.fuzz.planted import COPIES, COPY, _gather
+from suites.fuzz.planted import COPIES, COPY, gather_rows
 
 SOURCE = """
 import triton
@@ -35,5 +35,5 @@ def _copied(x: Tensor) -> Tensor:
 @declare.kv_gather(name="emulated.gather", convention=COPY, precision=EXACT_COPY, supports=COPIES)
 def gather(k_cache: Tensor, v_cache: Tensor, slots: Tensor) -> tuple[Tensor, Tensor]:
     """A gather whose results one more kernel copies."""
-    key, value = _gather(k_cache, v_cache, slots)
+    key, value = gather_rows(k_cache, v_cache, slots)
     return _copied(key), _copied(value)

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from oracle import declare
 from oracle.precision import EXACT_COPY
-from suites.fuzz.planted import COPIES, COPY, _gather, _gathers
+from suites.fuzz.planted import COPIES, COPY, gather_rows, gathers
 
 _kept: list[bytearray] = []
 
@@ -65,19 +65,19 @@ def _corrupts_the_heap(key: Tensor, *_: Tensor) -> None:
         ctypes.memset(key.data_ptr() - (1 << 24), 0x5A, 1 << 24)
 
 
-exhausts = _gathers("hostile.exhausts", _exhausts)
-leaks = _gathers("hostile.leaks", _leaks)
-prints_garbage = _gathers("hostile.prints_garbage", _prints_garbage)
-forks = _gathers("hostile.forks", _forks)
-exits = _gathers("hostile.exits", _exits)
-system_exit = _gathers("hostile.system_exit", _raises_no_exception)
-wrong_dtype = _gathers("hostile.wrong_dtype", _wrong_dtype)
-returns_nothing = _gathers("hostile.returns_nothing", _nothing)
-corrupts_the_heap = _gathers("hostile.corrupts_the_heap", _corrupts_the_heap)
-nan = _gathers("hostile.nan", _nan, dtypes=("bf16",))
+exhausts = gathers("hostile.exhausts", _exhausts)
+leaks = gathers("hostile.leaks", _leaks)
+prints_garbage = gathers("hostile.prints_garbage", _prints_garbage)
+forks = gathers("hostile.forks", _forks)
+exits = gathers("hostile.exits", _exits)
+system_exit = gathers("hostile.system_exit", _raises_no_exception)
+wrong_dtype = gathers("hostile.wrong_dtype", _wrong_dtype)
+returns_nothing = gathers("hostile.returns_nothing", _nothing)
+corrupts_the_heap = gathers("hostile.corrupts_the_heap", _corrupts_the_heap)
+nan = gathers("hostile.nan", _nan, dtypes=("bf16",))
 
 
 @declare.kv_gather(name="hostile.bystander", convention=COPY, precision=EXACT_COPY, supports=COPIES)
 def bystander(k_cache: Tensor, v_cache: Tensor, slots: Tensor) -> tuple[Tensor, Tensor]:
     """Right, and has to come out as right whatever runs beside it."""
-    return _gather(k_cache, v_cache, slots)
+    return gather_rows(k_cache, v_cache, slots)

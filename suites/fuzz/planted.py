@@ -46,7 +46,7 @@ def _geometries(k_cache: Tensor, v_cache: Tensor) -> tuple[CacheGeometry, CacheG
     return make(role=Role.K, dim=outer * x), make(role=Role.V, dim=v_cache.shape[3])
 
 
-def _gather(k_cache: Tensor, v_cache: Tensor, slots: Tensor) -> tuple[Tensor, Tensor]:
+def gather_rows(k_cache: Tensor, v_cache: Tensor, slots: Tensor) -> tuple[Tensor, Tensor]:
     k, v = _geometries(k_cache, v_cache)
     return read_slots(k_cache, slots, k), read_slots(v_cache, slots, v)
 
@@ -64,11 +64,11 @@ def _write(
     write_slots(v_cache, slots[kept], value[stored][kept], v)
 
 
-def _gathers(name: str, fault: Callable[..., Any], **supports: Any) -> Any:
+def gathers(name: str, fault: Callable[..., Any], **supports: Any) -> Any:
     """Declare a gather that is right up to ``fault(key, value, k_cache, v_cache, slots)``."""
 
     def gather(k_cache: Tensor, v_cache: Tensor, slots: Tensor) -> Any:
-        key, value = _gather(k_cache, v_cache, slots)
+        key, value = gather_rows(k_cache, v_cache, slots)
         changed = fault(key, value, k_cache, v_cache, slots)
         return (key, value) if changed is None else changed
 
@@ -138,18 +138,18 @@ def _wrong_shape(key: Tensor, value: Tensor, *rest: Tensor) -> tuple[Tensor, Ten
     return key[..., :-1], value
 
 
-gather_clean = _gathers("planted.gather.clean", lambda *_: None)
-gather_values = _gathers("planted.gather.values", _wrong_bit)
-gather_written = _gathers("planted.gather.written", _unwritten)
-gather_bounds = _gathers("planted.gather.bounds", _overrun)
-gather_inputs = _gathers("planted.gather.inputs", _changes_input)
-gather_nan = _gathers("planted.gather.nan", _reads_past_the_end, dtypes=("bf16",))
-gather_poison = _gathers("planted.gather.poison", _depends_on_poison, dtypes=("bf16",))
-gather_determinism = _gathers("planted.gather.determinism", _differs_by_call)
-gather_crash = _gathers("planted.gather.crash", _raises)
-gather_segfault = _gathers("planted.gather.segfault", _segfaults)
-gather_hang = _gathers("planted.gather.hang", _hangs)
-gather_result = _gathers("planted.gather.result", _wrong_shape)
+gather_clean = gathers("planted.gather.clean", lambda *_: None)
+gather_values = gathers("planted.gather.values", _wrong_bit)
+gather_written = gathers("planted.gather.written", _unwritten)
+gather_bounds = gathers("planted.gather.bounds", _overrun)
+gather_inputs = gathers("planted.gather.inputs", _changes_input)
+gather_nan = gathers("planted.gather.nan", _reads_past_the_end, dtypes=("bf16",))
+gather_poison = gathers("planted.gather.poison", _depends_on_poison, dtypes=("bf16",))
+gather_determinism = gathers("planted.gather.determinism", _differs_by_call)
+gather_crash = gathers("planted.gather.crash", _raises)
+gather_segfault = gathers("planted.gather.segfault", _segfaults)
+gather_hang = gathers("planted.gather.hang", _hangs)
+gather_result = gathers("planted.gather.result", _wrong_shape)
 
 
 def _writes(name: str, fault: Callable[[Tensor, Tensor], None], late: bool = True) -> Any:

@@ -59,7 +59,7 @@ def _function(tree: ast.Module, place: Place) -> ast.FunctionDef:
 
 
 def _quoted(mutation: Fragment, source: str, function: ast.FunctionDef) -> tuple[int, int, str]:
-    start, end = _span(source, function)
+    start, end = span(source, function)
     count = source.count(mutation.old, start, end)
     if count != 1:
         where = f"{mutation.place.file}, {mutation.place.function}"
@@ -77,7 +77,7 @@ def _found(mutation: Structure, source: str, function: ast.FunctionDef) -> tuple
     # Further statements begin where the first does.
     indent = " " * node.col_offset if isinstance(node, ast.stmt) else ""
     new = mutation.new.replace("\n", "\n" + indent).format(*parts, self=text)
-    return (*_span(source, node), new)
+    return (*span(source, node), new)
 
 
 def _step(within: ast.AST, step: str, place: Place) -> ast.AST:
@@ -142,7 +142,7 @@ def _parts(node: ast.AST) -> list[ast.AST]:
     return []
 
 
-def _span(source: str, node: ast.AST) -> tuple[int, int]:
+def span(source: str, node: ast.AST) -> tuple[int, int]:
     """Offsets of a node's first character and of that after its last. Columns of ``ast`` count bytes."""
     lines = source.splitlines(True)
 

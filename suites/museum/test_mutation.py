@@ -10,7 +10,7 @@ import pytest
 
 from fuzz.errors import Exit, Stop
 from suites.museum import overlay
-from suites.museum.apply import MutationError, _span, apply
+from suites.museum.apply import MutationError, apply, span
 from suites.museum.mutation import Fragment, Mutation, Place, Structure
 
 SOURCE = '''\
@@ -64,7 +64,7 @@ def test_spans_are_in_characters_whatever_a_line_holds_before() -> None:
     source = 'a = "ü\U0001d538" + g(x) + b  # ß\n' + SOURCE
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.expr | ast.stmt):
-            start, end = _span(source, node)
+            start, end = span(source, node)
             assert source[start:end] == ast.get_source_segment(source, node)
 
 

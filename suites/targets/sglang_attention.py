@@ -45,7 +45,7 @@ KNOBS = (declare.Knob(keyword="splits", values=(1, 3, 16), precision="max_splits
 Names = dict[str, dict[str, object]]
 
 
-def _about_the_machine(device: Device | None) -> Names:
+def about_the_machine(device: Device | None) -> Names:
     machine = pretended() or device
     arch = machine.arch if machine else None
     hip, gfx95 = engines.current() is Engine.HIP or arch is not None, (arch or "").startswith("gfx95")
@@ -54,7 +54,7 @@ def _about_the_machine(device: Device | None) -> Names:
     return {"sglang.srt.utils": answers, "sglang.kernels.utils": answers, "sglang.srt.utils.common": answers}
 
 
-def _sibling(name: str, given: Names, device: Device | None) -> Names:
+def sibling(name: str, given: Names, device: Device | None) -> Names:
     """The names of a module that lies beside the kernels, loaded for real; nothing where this version has none."""
     files = tuple(f"{folder}/{name}.py" for folder in FOLDERS)
     if not sglang_wheel.has(files):
@@ -64,20 +64,20 @@ def _sibling(name: str, given: Names, device: Device | None) -> Names:
 
 
 def _load_decode(device: Device | None = None) -> ModuleType:
-    given = _about_the_machine(device)
-    return sglang_wheel.load(DECODE, given | _sibling("score_mod", given, device), device)
+    given = about_the_machine(device)
+    return sglang_wheel.load(DECODE, given | sibling("score_mod", given, device), device)
 
 
 def _load_extend(device: Device | None = None) -> ModuleType:
-    given = _about_the_machine(device)
-    given |= _sibling("score_mod", given, device)
+    given = about_the_machine(device)
+    given |= sibling("score_mod", given, device)
     for name in ("decode_attention", "prefill_attention"):
-        given |= _sibling(name, given, device)
+        given |= sibling(name, given, device)
     return sglang_wheel.load(EXTEND, given, device)
 
 
-_decode = KernelLoader(_load_decode)
-_extend = KernelLoader(_load_extend)
+decode_kernels = KernelLoader(_load_decode)
+extend_kernels = KernelLoader(_load_extend)
 _decode_on_gfx942 = KernelLoader(partial(_load_decode, MI300X))
 _extend_on_gfx942 = KernelLoader(partial(_load_extend, MI300X))
 
@@ -138,7 +138,7 @@ GROUPED = replace(
 )
 
 
-def _with_fp8(usual: Precision, *pools: str) -> dict[str, Precision]:
+def with_fp8(usual: Precision, *pools: str) -> dict[str, Precision]:
     """With a pool of fp8 the query is cast to its dtype before the first product, weights before the second."""
     of_fp8 = {pool: replace(usual, q_cast=pool, p_dtype=pool) for pool in pools}
     return {**dict.fromkeys(SUPPORTS.dtypes, usual), **of_fp8}
@@ -185,7 +185,7 @@ def _run_decode(
     return out
 
 
-def _no_decode(engine: Engine) -> str | None:
+def no_decode(engine: Engine) -> str | None:
     return sglang_wheel.missing(DECODE, engine)
 
 
@@ -194,7 +194,7 @@ def _no_decode(engine: Engine) -> str | None:
     convention=CONVENTION,
     precision=PLAIN,
     supports=SUPPORTS,
-    unavailable=_no_decode,
+    unavailable=no_decode,
     runs=RUNS_DECODE,
     knobs=KNOBS,
 )
@@ -210,15 +210,15 @@ def decode(
     **options: Any,
 ) -> Tensor:
     """One key head for each query head."""
-    return _run_decode(_decode, q, k_cache, v_cache, kv_indptr, slots, splits=splits, **options)
+    return _run_decode(decode_kernels, q, k_cache, v_cache, kv_indptr, slots, splits=splits, **options)
 
 
 @declare.paged_decode(
     name="sglang.triton.decode_grouped",
     convention=CONVENTION,
-    precision=_with_fp8(GROUPED, *FP8),
+    precision=with_fp8(GROUPED, *FP8),
     supports=replace(SUPPORTS, group_sizes=(4, 2, 16)),
-    unavailable=_no_decode,
+    unavailable=no_decode,
     runs=RUNS_DECODE,
     knobs=KNOBS,
 )
@@ -234,16 +234,16 @@ def decode_grouped(
     **options: Any,
 ) -> Tensor:
     """Several query heads to a key head."""
-    return _run_decode(_decode, q, k_cache, v_cache, kv_indptr, slots, splits=splits, **options)
+    return _run_decode(decode_kernels, q, k_cache, v_cache, kv_indptr, slots, splits=splits, **options)
 
 
 @declare.paged_decode(
     name="sglang.triton.decode_grouped.gfx942",
     convention=replace(CONVENTION, fp8_flavour=Fp8Flavour.FNUZ),
-    precision=_with_fp8(GROUPED, "e4m3fnuz"),
+    precision=with_fp8(GROUPED, "e4m3fnuz"),
     supports=replace(SUPPORTS, group_sizes=(4, 2, 16), kv_dtypes=("e4m3fnuz",), archs=("gfx942",)),
     engines=(Engine.EMULATOR, Engine.HIP),
-    unavailable=lambda engine: other_arch(MI300X, engine) or _no_decode(engine),
+    unavailable=lambda engine: other_arch(MI300X, engine) or no_decode(engine),
     runs=RUNS_DECODE,
     knobs=KNOBS,
 )
@@ -337,30 +337,30 @@ def _run_extend(
     return out
 
 
-def _no_extend(engine: Engine) -> str | None:
+def no_extend(engine: Engine) -> str | None:
     return sglang_wheel.missing(EXTEND, engine)
 
 
 @declare.varlen_extend(
     name="sglang.triton.extend",
     convention=EXTEND_CONVENTION,
-    precision=_with_fp8(EXTEND_PRECISION, *FP8),
+    precision=with_fp8(EXTEND_PRECISION, *FP8),
     supports=EXTEND_SUPPORTS,
-    unavailable=_no_extend,
+    unavailable=no_extend,
     runs=RUNS_EXTEND,
 )
 @checked(EXTEND_CONVENTION)
 def extend(q: Tensor, *tensors: Tensor, **options: Any) -> Tensor:
     """New tokens after a prefix in the pool."""
-    return _run_extend(_extend, None, q, *tensors, **options)
+    return _run_extend(extend_kernels, None, q, *tensors, **options)
 
 
 @declare.varlen_extend(
     name="sglang.triton.extend_with_lse",
     convention=replace(EXTEND_CONVENTION, lse_layout=LseLayout.TOKEN_HEAD, sink=SinkUnits.UNSUPPORTED),
-    precision=_with_fp8(EXTEND_PRECISION, *FP8),
+    precision=with_fp8(EXTEND_PRECISION, *FP8),
     supports=replace(EXTEND_SUPPORTS, features=EXTEND_SUPPORTS.features - {"sinks"}),
-    unavailable=_no_extend,
+    unavailable=no_extend,
     runs=RUNS_EXTEND,
 )
 @checked(EXTEND_CONVENTION)
@@ -368,16 +368,16 @@ def extend_with_lse(q: Tensor, *tensors: Tensor, **options: Any) -> tuple[Tensor
     """The same with its log-sum-exp, which context parallelism merges by. Whether it counts a sink is written
     nowhere: no sinks here."""
     lse = torch.empty(q.shape[0], q.shape[1], dtype=torch.float32, device=q.device)
-    return _run_extend(_extend, lse, q, *tensors, **options), lse
+    return _run_extend(extend_kernels, lse, q, *tensors, **options), lse
 
 
 @declare.varlen_extend(
     name="sglang.triton.extend.gfx942",
     convention=replace(EXTEND_CONVENTION, fp8_flavour=Fp8Flavour.FNUZ),
-    precision=_with_fp8(EXTEND_PRECISION, "e4m3fnuz"),
+    precision=with_fp8(EXTEND_PRECISION, "e4m3fnuz"),
     supports=replace(EXTEND_SUPPORTS, kv_dtypes=("e4m3fnuz",), archs=("gfx942",)),
     engines=(Engine.EMULATOR, Engine.HIP),
-    unavailable=lambda engine: other_arch(MI300X, engine) or _no_extend(engine),
+    unavailable=lambda engine: other_arch(MI300X, engine) or no_extend(engine),
     runs=RUNS_EXTEND,
 )
 @checked(EXTEND_CONVENTION)

@@ -80,9 +80,9 @@ def kv_indices() -> ModuleType:
 @KernelLoader
 def lean_decode() -> ModuleType:
     """The decode kernels as they are on AMD, with a grid of one program: no program waits for another."""
-    told = sglang_attention._about_the_machine(MI300X)
+    told = sglang_attention.about_the_machine(MI300X)
     told["sglang.srt.environ"] = {"envs": environment(SGLANG_FORCE_LEAN_GRID_CU_MULT=1e-6)}
-    beside = sglang_attention._sibling("score_mod", told, MI300X)
+    beside = sglang_attention.sibling("score_mod", told, MI300X)
     return sglang_wheel.load(sglang_attention.DECODE, told | beside, MI300X)
 
 
@@ -201,7 +201,7 @@ def _stand_in(step: Step, rank: int) -> SimpleNamespace:
         for name in ("kv_indptr", "window_kv_indptr", "qo_indptr", "mask_indptr")
     }
     queries = int(step.query_lens.max())
-    decode = lean_decode if step.lean else sglang_attention._decode
+    decode = lean_decode if step.lean else sglang_attention.decode_kernels
     backend = SimpleNamespace(
         **starts,
         dcp_size=step.count,
@@ -213,7 +213,7 @@ def _stand_in(step: Step, rank: int) -> SimpleNamespace:
             get_key_buffer=lambda layer: step.k_cache, get_value_buffer=lambda layer: step.v_cache
         ),
         decode_attention_fwd=decode().decode_attention_fwd,
-        extend_attention_fwd=sglang_attention._extend().extend_attention_fwd,
+        extend_attention_fwd=sglang_attention.extend_kernels().extend_attention_fwd,
         get_num_kv_splits=_splits,
         num_head=step.q.shape[1],
         v_head_dim=step.v_cache.shape[2],

@@ -114,7 +114,7 @@ def _target(
     @declare.paged_decode(
         name=f"sglang.dcp.decode.{name}",
         convention=replace(usual, **convention),
-        precision=sglang_attention._with_fp8(_precision(count, supports), *supports.kv_dtypes),
+        precision=sglang_attention.with_fp8(_precision(count, supports), *supports.kv_dtypes),
         supports=supports,
         unavailable=_lean_unavailable if lean else sglang_dcp_backend.missing,
         engines=tuple(Engine) if run is ranks.stepped else (Engine.EMULATOR,),

@@ -89,13 +89,13 @@ def _step(
 
 
 def _unavailable(engine: Engine) -> str | None:
-    return sglang_dcp_backend.missing(engine) or sglang_attention._no_extend(engine)
+    return sglang_dcp_backend.missing(engine) or sglang_attention.no_extend(engine)
 
 
 @declare.varlen_extend(
     name="sglang.dcp.extend.2_ranks",
     convention=CONVENTION,
-    precision=sglang_attention._with_fp8(_precision(2), *SUPPORTS.kv_dtypes),
+    precision=sglang_attention.with_fp8(_precision(2), *SUPPORTS.kv_dtypes),
     supports=SUPPORTS,
     unavailable=_unavailable,
 )

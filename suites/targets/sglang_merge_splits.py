@@ -34,12 +34,12 @@ SUPPORTS = replace(
     convention=CONVENTION,
     precision=PRECISION,
     supports=SUPPORTS,
-    unavailable=sglang_attention._no_decode,
+    unavailable=sglang_attention.no_decode,
 )
 def merge_splits(outs: Tensor, lses: Tensor) -> Tensor:
     """One request a row, whose keys just fill all splits."""
     splits, rows, heads, dim = outs.shape
-    kernels = sglang_attention._decode()
+    kernels = sglang_attention.decode_kernels()
     partial = outs.permute(1, 2, 0, 3).contiguous()
     sizes = lses.permute(1, 2, 0).contiguous()
     out = torch.empty(rows, heads, dim, dtype=torch.float32, device=outs.device)

@@ -84,7 +84,7 @@ def _axis(axis: Any) -> int:
     return int(axis)
 
 
-def _dimension(x: Value, axis: Any, extra: int = 0) -> int:
+def dimension_of(x: Value, axis: Any, extra: int = 0) -> int:
     """An axis of the block as an axis of its data, behind the program axis."""
     rank = len(x.shape) + extra
     position = int(axis)
@@ -112,13 +112,13 @@ def expand_dims(x: Value, axis: Any, **_: Any) -> Value:
         for position in sorted(int(a) % (len(x.shape) + len(axis)) for a in axis):
             x = expand_dims(x, position)
         return x
-    dimension = _dimension(x, axis, extra=1)
+    dimension = dimension_of(x, axis, extra=1)
     return x.like(lambda data: data.unsqueeze(dimension))
 
 
 def squeeze(x: Value, dim: Any, **_: Any) -> Value:
     """The block without an axis of size 1."""
-    dimension = _dimension(x, dim)
+    dimension = dimension_of(x, dim)
     if x.data.shape[dimension] != 1:
         raise KernelError(f"axis {int(dim)} of a block of shape {list(x.shape)} is not of size 1")
     return x.like(lambda data: data.squeeze(dimension))
@@ -151,7 +151,7 @@ def trans(x: Value, *dims: Any, **_: Any) -> Value:
 
 def flip(x: Value, dim: Any = None, **_: Any) -> Value:
     """The block reversed along an axis (the last one)."""
-    dimension = _dimension(x, len(x.shape) - 1 if dim is None else dim)
+    dimension = dimension_of(x, len(x.shape) - 1 if dim is None else dim)
     return x.like(lambda data: data.flip(dimension))
 
 
@@ -192,7 +192,7 @@ def cat(a: Value, b: Value, can_reorder: bool = False, dim: Any = 0, **_: Any) -
     """Both blocks end to end. Triton allows any order (`can_reorder`); here it is that of the arguments."""
     if a.dtype != b.dtype or len(a.shape) != len(b.shape):
         raise KernelError(f"cat of {a.dtype}{list(a.shape)} and {b.dtype}{list(b.shape)}")
-    return concatenate([a, b], _dimension(a, dim))
+    return concatenate([a, b], dimension_of(a, dim))
 
 
 def interleave(a: Operand, b: Operand, **_: Any) -> Value:

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fuzz.engine.emulator.blocks import _dimension, arange, broadcast_to, expand_dims, ravel
+from fuzz.engine.emulator.blocks import arange, broadcast_to, dimension_of, expand_dims, ravel
 from fuzz.engine.emulator.casts import cast
 from fuzz.engine.emulator.dtypes import DType, float32, int32, uint32
 from fuzz.engine.emulator.errors import KernelError
@@ -25,7 +25,7 @@ def reduce(x: Any, axis: Any, combine_fn: Combine, keep_dims: bool = False, **_:
     rank = len(parts[0].shape)
     if axis is None:
         parts = tuple(ravel(part) for part in parts)
-    dimension = _dimension(parts[0], 0 if axis is None else axis)
+    dimension = dimension_of(parts[0], 0 if axis is None else axis)
     size = parts[0].data.shape[dimension]
     types = [part.dtype for part in parts]
     while size > 1:
@@ -92,7 +92,7 @@ def _extreme(select: Combine, precedes: str) -> Callable[..., Any]:
 def _with_indices(x: Value, axis: Any, best: Combine, keep_dims: bool) -> tuple[Value, Value]:
     if axis is None:
         raise KernelError("a reduction with indices needs an axis")
-    position = _dimension(x, axis) - 1
+    position = dimension_of(x, axis) - 1
     index = arange(0, x.shape[position])
     others = [other for other in range(len(x.shape)) if other != position]
     index = broadcast_to(expand_dims(index, others) if others else index, x.shape)

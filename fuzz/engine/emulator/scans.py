@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fuzz.engine.emulator.blocks import _dimension, check_shape, concatenate, flip
+from fuzz.engine.emulator.blocks import check_shape, concatenate, dimension_of, flip
 from fuzz.engine.emulator.casts import cast, real
 from fuzz.engine.emulator.dtypes import DType, int1, int32, uint32, uint64
 from fuzz.engine.emulator.errors import KernelError
@@ -27,7 +27,7 @@ def associative_scan(x: Any, axis: Any, combine_fn: Callable[..., Any], reverse:
     parts = list(x) if isinstance(x, (tuple, list)) else [x]
     if reverse:
         parts = [flip(part, axis) for part in parts]
-    dimension = _dimension(parts[0], axis)
+    dimension = dimension_of(parts[0], axis)
     size, types, step = parts[0].data.shape[dimension], [part.dtype for part in parts], 1
     while step < size:
         heads = [_narrowed(part, dimension, 0, step) for part in parts]
@@ -72,7 +72,7 @@ def _ordered(x: Value) -> Tensor:
 
 def sort(x: Value, dim: Any = None, descending: Any = False, **_: Any) -> Value:
     """The lanes along the last axis in order. A lane without meaning takes it from all lanes of its row."""
-    dimension = _dimension(x, len(x.shape) - 1 if dim is None else dim)
+    dimension = dimension_of(x, len(x.shape) - 1 if dim is None else dim)
     if dimension != len(x.shape):
         raise KernelError("sort takes the last axis only")
     order = _ordered(x).sort(dim=dimension, descending=bool(descending), stable=True).indices
@@ -109,7 +109,7 @@ def histogram(x: Value, num_bins: Any, mask: Operand | None = None, **_: Any) ->
 
 def gather(src: Value, index: Value, axis: Any, **_: Any) -> Value:
     """The lanes of `src` that `index` names along `axis`; the other axes go along."""
-    dimension = _dimension(src, axis)
+    dimension = dimension_of(src, axis)
     low, high = index.range()
     if low < 0 or high >= src.data.shape[dimension]:
         raise KernelError(f"gather of lanes {low} .. {high} of {src.data.shape[dimension]}")

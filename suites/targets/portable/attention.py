@@ -147,8 +147,8 @@ def attention(
             FP8=format_ is not None,
             BLOCK_M=BLOCK_M,
             BLOCK_N=block,
-            BLOCK_D=_block(dim),
-            BLOCK_DV=_block(dim_v),
+            BLOCK_D=tile_of(dim),
+            BLOCK_DV=tile_of(dim_v),
         )
     none = torch.full((heads,), -torch.inf, dtype=torch.float32, device=q.device)
     kernels().combine[(q.shape[0], heads)](
@@ -163,7 +163,7 @@ def attention(
         heads,
         DV=dim_v,
         BLOCK_S=1 << (all_splits - 1).bit_length(),
-        BLOCK_DV=_block(dim_v),
+        BLOCK_DV=tile_of(dim_v),
     )
     return out, lse
 
@@ -173,7 +173,7 @@ def _raw(stored: Tensor) -> Tensor:
     return stored.view(torch.uint8) if stored.dtype.itemsize == 1 else stored
 
 
-def _block(size: int) -> int:
+def tile_of(size: int) -> int:
     """A tile that holds ``size``, as a matrix product takes it."""
     return max(16, 1 << (size - 1).bit_length())
 

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from oracle import Convention, Precision, Supports, declare
 from oracle.convention import LseLayout
-from suites.targets.portable.attention import _block, kernels
+from suites.targets.portable.attention import kernels, tile_of
 
 SUPPORTS = Supports(
     dtypes=("fp32",),
@@ -47,6 +47,6 @@ def merge(outs: Tensor, lses: Tensor) -> tuple[Tensor, Tensor]:
         heads,
         DV=dim,
         BLOCK_S=1 << (splits - 1).bit_length(),
-        BLOCK_DV=_block(dim),
+        BLOCK_DV=tile_of(dim),
     )
     return out, lse
