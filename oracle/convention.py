@@ -48,6 +48,11 @@ class EmptyOut(StrEnum):
     ZERO = "zero"
     UNDEFINED = "undefined"
 
+    @property
+    def number(self) -> float | None:
+        """What such an output must hold; None: anything."""
+        return 0.0 if self is EmptyOut.ZERO else None
+
 
 class EmptyLse(StrEnum):
     """What a row without any visible key holds in the log-sum-exp."""
@@ -55,6 +60,11 @@ class EmptyLse(StrEnum):
     NEGATIVE_INFINITY = "-inf"
     POSITIVE_INFINITY = "+inf"
     UNDEFINED = "undefined"
+
+    @property
+    def number(self) -> float | None:
+        """What such a log-sum-exp must be; None: anything."""
+        return None if self is EmptyLse.UNDEFINED else float(self.value)
 
 
 class SinkUnits(StrEnum):

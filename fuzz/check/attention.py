@@ -16,7 +16,7 @@ from fuzz.instance import Instance
 from oracle.attention import Solution, lse_with_sink, solve
 from oracle.budget import Bounds, Budgets, Tally, budgets, confidence_for, judge
 from oracle.budget.merge import merge_bounds
-from oracle.convention import Convention, EmptyLse, EmptyOut, LseLayout
+from oracle.convention import Convention, LseLayout
 from oracle.declare import Declaration
 from oracle.failure import evidence
 from oracle.kinds import LseBase
@@ -26,13 +26,6 @@ from oracle.verdict import Verdict
 
 CONFIDENCE = confidence_for(elements=10**9, risk=1e-3)
 """Of the probable budget. A campaign judges fewer elements than these, so that one in a thousand has a suspect."""
-
-
-EMPTY_LSE = {
-    EmptyLse.NEGATIVE_INFINITY: -math.inf,
-    EmptyLse.POSITIVE_INFINITY: math.inf,
-    EmptyLse.UNDEFINED: None,
-}
 
 
 def attention_values(declaration: Declaration, run: Execution) -> CaseResult:
@@ -107,8 +100,8 @@ def _judged(
         bounds,
         out_dtype=DTYPE_NAMES[out.dtype],
         precision=precision,
-        expected_empty_out=0.0 if convention.empty_out is EmptyOut.ZERO else None,
-        expected_empty_lse=EMPTY_LSE[convention.empty_lse],
+        expected_empty_out=convention.empty_out.number,
+        expected_empty_lse=convention.empty_lse.number,
         lse_base=base,
     )
     problem = run.instance.problem

@@ -9,10 +9,10 @@ import torch
 from torch import Tensor
 
 from fuzz.call import expected_outputs
-from fuzz.check.attention import EMPTY_LSE, expected_attention, expected_merge
+from fuzz.check.attention import expected_attention, expected_merge
 from fuzz.instance import Instance
 from oracle.budget import Budgets
-from oracle.convention import EmptyOut, LseLayout
+from oracle.convention import LseLayout
 from oracle.declare import Declaration
 from oracle.kinds import LseBase, Operation, Role
 from oracle.precision import Rounding
@@ -54,10 +54,10 @@ def _computed(declaration: Declaration, instance: Instance, probable: bool) -> d
     # Log-sum-exps of a merge are in the target's base already.
     unit = math.log2(math.e) if convention.lse_base is LseBase.TWO and not merge else 1.0
     step = 0.5 if declaration.precision_for(case.dtype, case.kv_dtype).out_rounding is Rounding.NEAREST_EVEN else 1.0
-    empty, of_empty = bounds.keys == 0, 0.0 if convention.empty_out is EmptyOut.ZERO else None
+    empty, of_empty = bounds.keys == 0, convention.empty_out.number
     result = {"out": _expectation(solution.out, bounds.out, empty, of_empty, kinds["out"][1], step)}
     if convention.lse_layout is not LseLayout.NONE:
-        of_empty = EMPTY_LSE[convention.empty_lse]
+        of_empty = convention.empty_lse.number
         lse = _expectation(solution.lse * unit, bounds.lse * unit, empty, of_empty, kinds["lse"][1], 0.5)
         result["lse"] = _turned(lse) if convention.lse_layout is LseLayout.HEAD_TOKEN else lse
     return result

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -15,7 +14,7 @@ from oracle.assertion.queries import Queries, TensorLayout, layout_of, queries
 from oracle.attention import Solution, lse_with_sink, solve
 from oracle.budget import Budgets, Judgement, Tally, budgets, confidence_for, judge
 from oracle.budget.formats import FORMAT_OF_DTYPE, format_named
-from oracle.convention import CausalAlignment, Convention, DefaultScale, EmptyLse, EmptyOut, SinkUnits
+from oracle.convention import CausalAlignment, Convention, DefaultScale, SinkUnits
 from oracle.diagnose import Kind, Surroundings, diagnose
 from oracle.diagnose.rows import request_of
 from oracle.failure import (
@@ -35,11 +34,6 @@ from oracle.verdict import Verdict
 CONFIDENCE = confidence_for(elements=10**9, risk=1e-3)
 """Of the probable budget: a suite that judges a thousand million elements has a false alarm once in a thousand runs."""
 
-_EMPTY_LSE = {
-    EmptyLse.NEGATIVE_INFINITY: -math.inf,
-    EmptyLse.POSITIVE_INFINITY: math.inf,
-    EmptyLse.UNDEFINED: None,
-}
 _UNSAID = Convention(source="the caller said nothing")
 
 
@@ -130,8 +124,8 @@ def assert_attention_close(
         bounds,
         out_dtype=FORMAT_OF_DTYPE[got.dtype].name,
         precision=precision,
-        expected_empty_out=0.0 if said.empty_out is EmptyOut.ZERO else None,
-        expected_empty_lse=_EMPTY_LSE[said.empty_lse],
+        expected_empty_out=said.empty_out.number,
+        expected_empty_lse=said.empty_lse.number,
         lse_base=said.lse_base,
     )
     if judgement.verdict.is_finding:

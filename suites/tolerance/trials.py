@@ -16,7 +16,6 @@ from fuzz import registry
 from fuzz.buffers import DTYPE_NAMES, Poison
 from fuzz.call import call
 from fuzz.case import MAX_TOKENS, Case, CaseError, Prefix, Probe
-from fuzz.check.attention import EMPTY_LSE
 from fuzz.commands import built_in_ledger
 from fuzz.instance import Instance, build
 from fuzz.ledger import Defect
@@ -31,7 +30,6 @@ from oracle.convention import (
     Convention,
     DefaultScale,
     Descales,
-    EmptyOut,
     Granularity,
     LseLayout,
     SinkUnits,
@@ -316,8 +314,8 @@ def evaluate(outcome: Outcome) -> Tally:
         found,
         out_dtype=DTYPE_NAMES[outcome.out.dtype],
         precision=outcome.precision,
-        expected_empty_out=None if convention and convention.empty_out is not EmptyOut.ZERO else 0.0,
-        expected_empty_lse=EMPTY_LSE[convention.empty_lse] if convention else -math.inf,
+        expected_empty_out=convention.empty_out.number if convention else 0.0,
+        expected_empty_lse=convention.empty_lse.number if convention else -math.inf,
         lse_base=convention.lse_base if convention else LseBase.NATURAL,
     )
     out, lse = judgement.out, judgement.lse
