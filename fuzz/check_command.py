@@ -22,7 +22,7 @@ from oracle.declare import Declaration
 from oracle.kinds import Engine
 from oracle.verdict import Verdict
 
-_FUNCTION = "fuzz.captured.job"
+_FUNCTION, _SETUP = "fuzz.captured.job:run", "fuzz.campaign.job:setup"
 
 
 @dataclass(frozen=True)
@@ -65,7 +65,7 @@ def check_record(
     if smaller is not None and not smaller.parent.is_dir():
         raise Stop(Exit.USAGE, f"--shrink {smaller}: cannot be written: no such folder")
     setup = {"engine": engine.value, "modules": list(modules), "threads": 1}
-    job = Job(f"{_FUNCTION}:run", f"{_FUNCTION}:setup", setup)
+    job = Job(_FUNCTION, _SETUP, setup)
     worker = Worker(job, limits=Limits(memory_bytes=fair_memory_bytes(1)))
     try:
         answer = _answer(worker, path, declaration, engine, smaller, timeout_s)

@@ -61,9 +61,9 @@ def run(request: dict[str, Any], progress: Callable[[str], None]) -> dict[str, A
     try:
         result = check_case(declaration, case, engines.current(), note, request["coverage"])
     except (Exception, SystemExit) as error:
-        if phase != "kernel" or _ours(error):
+        if phase != "kernel" or ours(error):
             raise
-        return _raised(error)
+        return _crashed(error)
     return result.to_dict()
 
 
@@ -78,14 +78,14 @@ def outputs(request: dict[str, Any], progress: Callable[[str], None]) -> dict[st
         return {"unsupported": str(error)}
     except (Exception, SystemExit) as error:  # noqa: BLE001 - whatever a target raises
         unsupported = engines.unsupported_reason(error)
-        return _raised(error) | ({"raised": str(error)} if unsupported is None else {"unsupported": unsupported})
+        return _crashed(error) | ({"raised": str(error)} if unsupported is None else {"unsupported": unsupported})
     return {"outputs": to_data(outputs_of(run))}
 
 
 _OUR_FOLDERS = tuple(Path(str(package.__file__)).parent for package in (fuzz, oracle))
 
 
-def _ours(error: BaseException) -> bool:
+def ours(error: BaseException) -> bool:
     """Whether ``error`` was raised in our code rather than in the target's.
 
     The innermost Python frame tells. What the emulator says of a kernel is about the kernel, and allocations only
@@ -98,12 +98,18 @@ def _ours(error: BaseException) -> bool:
     return innermost != Path(scratch.__file__) and any(folder in innermost.parents for folder in _OUR_FOLDERS)
 
 
-def _raised(error: BaseException) -> dict[str, Any]:
+def crash(error: BaseException) -> CaseResult:
+    """What a target raised in its own call: CRASH, or the reason where this engine lacks what it needs."""
     unsupported = engines.unsupported_reason(error)
     if unsupported is not None:
-        return CaseResult(checks=(), reason=unsupported).to_dict()
+        return CaseResult(checks=(), reason=unsupported)
     message = f"{type(error).__name__}: {error}".strip().splitlines()[0][:500]
-    crash = CheckResult(Check.CRASH, Verdict.CRASH, message, {"exception": type(error).__name__})
+    return CaseResult(checks=(CheckResult(Check.CRASH, Verdict.CRASH, message, {"exception": type(error).__name__}),))
+
+
+def _crashed(error: BaseException) -> dict[str, Any]:
+    result = crash(error)
+    if result.reason:
+        return result.to_dict()
     # A device error sticks to the process: the next case needs a new one.
-    retire = engines.current() is not Engine.EMULATOR
-    return CaseResult(checks=(crash,)).to_dict() | {"retire": retire}
+    return result.to_dict() | {"retire": engines.current() is not Engine.EMULATOR}

@@ -9,26 +9,15 @@ from typing import Any
 
 from fuzz import engine as engines
 from fuzz.call import ResultError, Unsupported
-from fuzz.campaign.job import setup as start
+from fuzz.campaign.job import crash, declared, ours
 from fuzz.captured.call import Captured, understand
 from fuzz.captured.judge import failures, judge_here, judge_recorded, judge_values, run_here, wrong_result
 from fuzz.captured.load import RecordError, load
 from fuzz.captured.shrink import fewer_queries, reduced, shorter
-from fuzz.check.result import CaseResult, Check, CheckResult
+from fuzz.check.result import CaseResult
 from fuzz.errors import Expected
 from oracle.capture import Record, write
 from oracle.declare import Declaration
-from oracle.verdict import Verdict
-
-_targets: dict[str, Declaration] = {}
-
-
-def setup(options: Mapping[str, Any]) -> None:
-    """Once a worker, as for cases."""
-    from fuzz.campaign import job
-
-    start(options)
-    _targets.update(job._targets)
 
 
 def run(request: dict[str, Any], progress: Callable[[str], None]) -> dict[str, Any]:
@@ -43,7 +32,7 @@ def recorded(request: dict[str, Any], progress: Callable[[str], None]) -> dict[s
         captured = _understood(request)
     except Expected as error:
         return {"refused": str(error)}
-    result = judge_recorded(_targets[request["target"]], captured)
+    result = judge_recorded(declared(request["target"]), captured)
     return {
         "case": captured.case.to_dict(),
         "result": result.to_dict(),
@@ -54,7 +43,7 @@ def recorded(request: dict[str, Any], progress: Callable[[str], None]) -> dict[s
 def here(request: dict[str, Any], progress: Callable[[str], None]) -> dict[str, Any]:
     """Run ``request["target"]`` on the recorded arguments: ``CaseResult.to_dict()``."""
     progress("generate")
-    return _run(_targets[request["target"]], _understood(request), progress)[0].to_dict()
+    return _run(declared(request["target"]), _understood(request), progress)[0].to_dict()
 
 
 def shrink(request: dict[str, Any], progress: Callable[[str], None]) -> dict[str, Any]:
@@ -63,7 +52,7 @@ def shrink(request: dict[str, Any], progress: Callable[[str], None]) -> dict[str
     ``request["here"]``: whether the target fails here as it did; then its contexts are shortened too.
     """
     progress("oracle")
-    declaration, captured = _targets[request["target"]], _understood(request)
+    declaration, captured = declared(request["target"]), _understood(request)
     wanted = {check.check for check in judge_values(declaration, captured).failures}
     if not wanted:
         return {"refused": "the recorded output is right: there is nothing to make smaller"}
@@ -98,7 +87,7 @@ def shrink(request: dict[str, Any], progress: Callable[[str], None]) -> dict[str
 
 
 def _understood(request: Mapping[str, Any]) -> Captured:
-    return understand(load(Path(request["path"])), _targets[request["target"]], engines.device(engines.current()))
+    return understand(load(Path(request["path"])), declared(request["target"]), engines.device(engines.current()))
 
 
 def _again(record: Record, declaration: Declaration) -> Captured:
@@ -116,11 +105,9 @@ def _run(
         return CaseResult(checks=(), reason=str(error)), {}
     except ResultError as error:
         return wrong_result(error), {}
-    except (Exception, SystemExit) as error:  # noqa: BLE001 - whatever a target raises
-        unsupported = engines.unsupported_reason(error)
-        if unsupported is not None:
-            return CaseResult(checks=(), reason=unsupported), {}
-        message = f"{type(error).__name__}: {error}".strip().splitlines()[0][:500]
-        return CaseResult(checks=(CheckResult(Check.CRASH, Verdict.CRASH, message),)), {}
+    except (Exception, SystemExit) as error:
+        if ours(error):
+            raise
+        return crash(error), {}
     result = judge_here(declaration, captured, run)
     return result, {name: value.cpu() for name, value in run.outputs.items()}

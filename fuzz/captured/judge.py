@@ -11,15 +11,15 @@ from fuzz import engine as engines
 from fuzz.buffers import Poison
 from fuzz.call import ResultError, call
 from fuzz.captured.call import Captured
-from fuzz.check.attention import attention_values, merge_values
 from fuzz.check.diagnosis import class_of, diagnosed
 from fuzz.check.execute import Execution, Progress
 from fuzz.check.memory import allocations_in_bounds, inputs_untouched
 from fuzz.check.result import CaseResult, Check, CheckResult
+from fuzz.check.run import values_of
 from fuzz.check.sanitizer import sanitized, sanitizer_results
 from fuzz.check.scratch import overrun, poisoned_allocations
 from oracle.declare import Declaration
-from oracle.kinds import Engine, Operation
+from oracle.kinds import Engine
 from oracle.verdict import Verdict
 
 
@@ -43,7 +43,7 @@ def judge_recorded(declaration: Declaration, captured: Captured) -> CaseResult:
 
 def judge_values(declaration: Declaration, captured: Captured) -> CaseResult:
     """The same without a diagnosis."""
-    return _values(declaration, _execution(captured, captured.record.outputs))
+    return values_of(declaration, _execution(captured, captured.record.outputs))
 
 
 def run_here(declaration: Declaration, captured: Captured, engine: Engine, progress: Progress) -> Execution:
@@ -88,10 +88,5 @@ def _execution(captured: Captured, outputs: Mapping[str, Tensor]) -> Execution:
 
 
 def _judged(declaration: Declaration, captured: Captured, run: Execution) -> CaseResult:
-    result = _values(declaration, run)
+    result = values_of(declaration, run)
     return replace(result, checks=diagnosed(declaration, run, result.checks, captured.around))
-
-
-def _values(declaration: Declaration, run: Execution) -> CaseResult:
-    merge = declaration.operation is Operation.LSE_MERGE
-    return merge_values(declaration, run) if merge else attention_values(declaration, run)

@@ -56,8 +56,8 @@ def check_case(
     progress("oracle")
     values = resolve(
         case,
-        _values(declaration, first),
-        lambda other: _values(declaration, execute(declaration, other, first.poison, engine, progress)),
+        values_of(declaration, first),
+        lambda other: values_of(declaration, execute(declaration, other, first.poison, engine, progress)),
     )
     found += diagnosed(declaration, first, values.checks)
     found += _influence(declaration, case, engine, (first, second, nan), progress)
@@ -116,13 +116,14 @@ def _influence(
 
 def _within_budget(declaration: Declaration, check: Check, run: Execution) -> CheckResult:
     """``check`` as the values of ``run`` say: right whatever the poison was."""
-    wrong = next((r for r in _values(declaration, run).checks if r.verdict is Verdict.FAIL), None)
+    wrong = next((r for r in values_of(declaration, run).checks if r.verdict is Verdict.FAIL), None)
     if wrong is None:
         return CheckResult(check, Verdict.PASS)
     return CheckResult(check, Verdict.FAIL, f"with {run.poison} poison: {wrong.message}", wrong.evidence)
 
 
-def _values(declaration: Declaration, run: Execution) -> CaseResult:
+def values_of(declaration: Declaration, run: Execution) -> CaseResult:
+    """Everything that a call returned or stored, against the oracle's."""
     if declaration.operation is Operation.KV_WRITE:
         results, elements = written_pool(run)
         return CaseResult(checks=tuple(results), elements=elements)

@@ -14,7 +14,7 @@ from fuzz.captured.call import understand
 from fuzz.captured.judge import judge_here, judge_recorded, run_here
 from fuzz.captured.load import RecordError, load
 from fuzz.case import Case
-from fuzz.check.run import _values
+from fuzz.check.run import values_of
 from fuzz.plan import Plan
 from fuzz.space import Space
 from suites.fuzz.captured.calls import EMULATOR, capture, given, returned, target
@@ -45,7 +45,7 @@ def judged_alike(name: str, tmp_path: Path, count: int) -> int:
             if not (merge and field in ("context_lens", "index_dtype")) and field != "sinks":
                 assert getattr(captured.case, field) == getattr(case, field), field
         assert (captured.case.sinks == "none") == (case.sinks == "none")
-        wanted, recorded = _values(declaration, run), judge_recorded(declaration, captured)
+        wanted, recorded = values_of(declaration, run), judge_recorded(declaration, captured)
         here = judge_here(declaration, captured, run_here(declaration, captured, EMULATOR, lambda phase: None))
         for found in (recorded, here):
             assert (found.verdict, found.worst_ratio) == (wanted.verdict, wanted.worst_ratio)
