@@ -15,15 +15,14 @@ from rich.text import Text
 
 from fuzz import engine as engines
 from fuzz import ledger, registry
-from fuzz.campaign.finding import FindingError, finding_from_dict
 from fuzz.campaign.pool import Pool
 from fuzz.campaign.rounds import WHOLE, Shard
 from fuzz.campaign.run import Campaign, Outcome, Settings, open_pool, run_cases
-from fuzz.case import Case, CaseError
+from fuzz.case import Case
 from fuzz.check.diagnosis import KEY
 from fuzz.check.result import CaseResult, Check, CheckResult
-from fuzz.errors import Exit as Exit
-from fuzz.errors import Stop as Stop
+from fuzz.errors import Exit, Stop
+from fuzz.finding_files import finding_files, read_case
 from fuzz.options import CASE_TIMEOUT_S
 from fuzz.report import summary as summaries
 from fuzz.report.coverage import coverage_dict, coverage_lines, covered
@@ -198,9 +197,9 @@ def replay_findings(
     known = registry.load(modules)
     pairs: list[tuple[Declaration, Case]] = []
     bad: list[Stop] = []
-    for file in _finding_files(path):
+    for file in finding_files(path):
         try:
-            pairs.append(_read_finding(file, known))
+            pairs.append(read_case(file, known))
         except Stop as stop:
             if not path.is_dir():
                 raise
@@ -223,7 +222,7 @@ def diagnose_finding(
     path: Path, engine: Engine, modules: tuple[str, ...], as_json: bool, timeout_s: float = CASE_TIMEOUT_S
 ) -> None:
     """Run the case of one finding again and say why it fails: every explanation, the best first."""
-    declaration, case = _read_finding(path, registry.load(modules))
+    declaration, case = read_case(path, registry.load(modules))
     prepared = prepare_targets([declaration], engine=engine, modules=modules, jobs=1, timeout_s=timeout_s)
     if prepared.skipped:
         raise Stop(Exit.NOTHING, f"{declaration.name}: {prepared.skipped[declaration.name]}")
@@ -302,30 +301,6 @@ def _judge(
 
 def _not_run(declaration: Declaration, case: Case, reason: str) -> Outcome:
     return Outcome(declaration.name, case, CaseResult(checks=(), reason=reason), {})
-
-
-def _finding_files(path: Path) -> list[Path]:
-    if not path.is_dir():
-        return [path]
-    found = sorted(path.rglob("finding-*.json"))
-    if not found:
-        raise Stop(Exit.USAGE, f"{path}: holds no finding-*.json")
-    return found
-
-
-def _read_finding(path: Path, known: Mapping[str, Declaration]) -> tuple[Declaration, Case]:
-    try:
-        target, case = finding_from_dict(json.loads(path.read_text(encoding="utf-8")))
-    except OSError as error:
-        raise Stop(Exit.USAGE, f"{path}: cannot be read: {error.strerror}") from None
-    except (CaseError, FindingError) as error:
-        raise Stop(Exit.USAGE, f"{path}: {error}") from None
-    except (ValueError, RecursionError) as error:
-        raise Stop(Exit.USAGE, f"{path}: not JSON: {str(error)[:120]}") from None
-    if target not in known:
-        names = ", ".join(known)
-        raise Stop(Exit.USAGE, f"{path}: finding.target: {target[:60]!r} is unknown; --targets adds to: {names}")
-    return known[target], case
 
 
 def _print_outcome(outcome: Outcome) -> None:

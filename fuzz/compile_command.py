@@ -22,10 +22,11 @@ from fuzz.campaign.server import Server
 from fuzz.campaign.worker import Job
 from fuzz.case import Case
 from fuzz.check.result import Check
-from fuzz.commands import Exit, Stop, built_in_ledger, default_jobs, runnable
+from fuzz.commands import built_in_ledger, default_jobs, runnable
 from fuzz.engine.compile_gate import Arch, ArchError, Compilation, Outcome, Request, compile_all, parse_arch
 from fuzz.engine.compile_gate.gate import as_dict
 from fuzz.engine.compile_gate.wire import from_dict
+from fuzz.errors import Exit, Stop
 from fuzz.ledger import Defect, Versions
 from fuzz.plan import Plan
 from fuzz.space import Space

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,33 +11,17 @@ from typing import Any
 from rich.console import Console
 
 from fuzz import registry
-from fuzz.campaign.finding import Finding, FindingError, findings_of, saved_finding
+from fuzz.campaign.finding import Finding, findings_of
 from fuzz.campaign.minimise import Smaller, changes, minimise_finding
 from fuzz.campaign.pool import Pool
 from fuzz.campaign.run import run_cases
-from fuzz.case import CaseError
 from fuzz.commands import Prepared, built_in_ledger, prepare_targets
 from fuzz.errors import Exit, Stop
+from fuzz.finding_files import finding_files, read_finding
 from fuzz.options import CASE_TIMEOUT_S
 from fuzz.report.reproducer import open_reproducers, reproducers, write_reproducer
 from fuzz.report.summary import SCHEMA
-from oracle.declare import Declaration
 from oracle.kinds import Engine
-
-
-def read_finding(path: Path, known: Mapping[str, Declaration]) -> Finding:
-    """A finding's file, of a target that is loaded. Raises ``Stop`` (bad input)."""
-    try:
-        finding = saved_finding(json.loads(path.read_text(encoding="utf-8")))
-    except OSError as error:
-        raise Stop(Exit.USAGE, f"{path}: cannot be read: {error.strerror}") from None
-    except (CaseError, FindingError) as error:
-        raise Stop(Exit.USAGE, f"{path}: {error}") from None
-    except (ValueError, RecursionError) as error:
-        raise Stop(Exit.USAGE, f"{path}: not JSON: {str(error)[:120]}") from None
-    if finding.target not in known:
-        raise Stop(Exit.USAGE, f"{path}: finding.target: {finding.target[:60]!r} is unknown; --targets adds to them")
-    return finding
 
 
 def run_minimise(
@@ -124,10 +108,7 @@ def run_reproducers(
 ) -> None:
     """Write a folder for each finding below ``out``: case, report, and a script where the calls can be written down."""
     known = registry.load(modules)
-    files = [file for path in paths for file in (sorted(path.rglob("finding-*.json")) if path.is_dir() else [path])]
-    if not files:
-        raise Stop(Exit.USAGE, f"{', '.join(map(str, paths))}: holds no finding-*.json")
-    findings = [read_finding(file, known) for file in files]
+    findings = [read_finding(file, known) for path in paths for file in finding_files(path)]
     targets = list({f.target: known[f.target] for f in findings}.values())
     prepared = prepare_targets(targets, engine=engine, modules=modules, jobs=jobs, timeout_s=timeout_s)
     able = [f for f in findings if f.target not in prepared.skipped]

@@ -12,9 +12,9 @@ from rich.text import Text
 
 from fuzz.campaign import store
 from fuzz.errors import Exit, Expected, Stop
+from fuzz.plain import Fields, read_json
 from fuzz.report import digest, html, junit
 from fuzz.report.model import Report, read_finding, read_run
-from fuzz.report.plain import Fields
 
 DEFAULT = "report.html"
 
@@ -107,18 +107,12 @@ def _stored(folder: Path) -> tuple[list[Any], dict[str, Any]]:
 
 def read_object(path: Path, read: Callable[[Any], object]) -> Any:
     """The JSON object in a file, which ``read`` accepts. Raises ``Stop`` with the file's name in front."""
-    try:
-        data = json.loads(path.read_text(encoding="utf-8"))
+
+    def accepted(data: Any) -> Any:
         read(Fields(data, "file").data)
-    except OSError as error:
-        raise Stop(Exit.USAGE, f"{path}: cannot be read: {error.strerror}") from None
-    except UnicodeDecodeError:
-        raise Stop(Exit.USAGE, f"{path}: not UTF-8 text") from None
-    except Expected as error:
-        raise Stop(error.exit_code, f"{path}: {error}") from None
-    except (ValueError, RecursionError) as error:
-        raise Stop(Exit.USAGE, f"{path}: not JSON: {str(error)[:120]}") from None
-    return data
+        return data
+
+    return read_json(path, accepted)
 
 
 def _write(path: Path, text: str) -> None:

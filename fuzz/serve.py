@@ -35,6 +35,8 @@ from fuzz.case import Case, case_from_dict
 from fuzz.commands import parse_engine
 from fuzz.describe import describe
 from fuzz.errors import Exit, Expected, Stop
+from fuzz.finding_files import finding_files
+from fuzz.plain import read_json
 from fuzz.report.failure import failure_text
 from fuzz.space import Space
 from fuzz.support import unsupported
@@ -158,10 +160,7 @@ class _Session:
     def findings(self, request: Mapping[str, Any]) -> dict[str, Any]:
         """Targets and cases of a finding's file, or of a folder of them. Raises ``Expected``."""
         path = Path(request["path"])
-        files = sorted(path.rglob("finding-*.json")) if path.is_dir() else [path]
-        if not files:
-            raise Stop(Exit.USAGE, f"{path}: holds no finding-*.json")
-        found = [(file, *_read(file)) for file in files]
+        found = [(file, *read_json(file, finding_from_dict)) for file in finding_files(path)]
         return {
             "findings": [
                 {"target": target, "case": case.to_dict(), "words": describe(case), "path": str(file)}
@@ -196,15 +195,6 @@ def _failed(found: Sequence[Finding], case: Case, name: str) -> dict[str, Any]:
         "finding": leading.to_dict(),
         "failed": [f.check for f in found],
     }
-
-
-def _read(path: Path) -> tuple[str, Case]:
-    try:
-        return finding_from_dict(json.loads(path.read_text(encoding="utf-8")))
-    except OSError as error:
-        raise Stop(Exit.USAGE, f"{path}: cannot be read: {error.strerror}") from None
-    except (ValueError, RecursionError) as error:
-        raise Stop(Exit.USAGE, f"{path}: {str(error)[:300]}") from None
 
 
 def _own_device(engine: Engine) -> None:

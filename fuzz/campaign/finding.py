@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 from fuzz.case import Case, case_from_dict
 from fuzz.check.diagnosis import class_of
 from fuzz.check.result import CaseResult, Check
-from fuzz.errors import Expected
 from fuzz.features import labels
+from fuzz.plain import Fields, PlainError
 from oracle.diagnose.model import Kind
 from oracle.kinds import Engine
 from oracle.verdict import Verdict
@@ -101,81 +101,34 @@ class Finding:
         }
 
 
-class FindingError(Expected, ValueError):
-    """A file that is no finding. One line: the field and what is allowed."""
-
-
 def finding_from_dict(data: object) -> tuple[str, Case]:
-    """Target and case of a finding's plain data. Raises ``FindingError`` and ``CaseError``."""
-    if not isinstance(data, Mapping):
-        raise FindingError(f"finding: {type(data).__name__}; allowed: a JSON object")
-    if "operation" in data and "case" not in data:
-        raise FindingError("this is a case: use attn-oracle run")
-    schema = data.get("schema", "missing")
-    if type(schema) is not int or schema != SCHEMA:
-        raise FindingError(f"finding.schema: {str(schema)[:60]!r}; allowed: {SCHEMA}, which this release reads")
-    target = data.get("target", "missing")
-    if not isinstance(target, str) or "target" not in data:
-        raise FindingError(f"finding.target: {str(target)[:60]!r}; allowed: a target's name")
-    return target, case_from_dict(data.get("case"))
+    """Target and case of a finding's plain data. Raises ``PlainError`` and ``CaseError``."""
+    own = Fields(data, "finding")
+    if "operation" in own.data and "case" not in own.data:
+        raise PlainError("this is a case: use attn-oracle run")
+    own.schema(SCHEMA)
+    return own.text("target"), case_from_dict(own.data.get("case"))
 
 
 def saved_finding(data: object) -> Finding:
-    """A finding from its plain data, with everything that was kept. Raises ``FindingError`` and ``CaseError``."""
+    """A finding from its plain data, with everything that was kept. Raises ``PlainError`` and ``CaseError``."""
     target, case = finding_from_dict(data)
-    if not isinstance(data, Mapping):
-        raise FindingError(f"finding: {type(data).__name__}; allowed: a JSON object")
-    text, optional = (str,), (str, type(None))
-    versions = _typed(data, "versions", (dict,))
-    modules = _typed(data, "modules", (list,))
-    for name, value in versions.items():
-        if not isinstance(value, optional):
-            raise FindingError(f"finding.versions.{_one_line(name)}: {str(value)[:60]!r}; allowed: text or null")
-    if not all(isinstance(module, str) for module in modules):
-        raise FindingError("finding.modules: allowed: a list of text")
+    own = Fields(data, "finding")
+    versions = own.fields("versions")
     return Finding(
         target=target,
-        check=Check(_word(data, "check", tuple(Check))),
-        verdict=Verdict(_word(data, "verdict", tuple(Verdict))),
-        message=_typed(data, "message", text),
-        evidence=_typed(data, "evidence", (dict,)),
-        diagnosis=_typed(data, "diagnosis", optional),
-        worst_ratio=_typed(data, "worst_ratio", (int, float, type(None))),
-        engine=Engine(_word(data, "engine", tuple(Engine))),
-        versions=versions,
-        known=_typed(data, "known", optional),
+        check=own.one_of("check", Check),
+        verdict=own.one_of("verdict", Verdict),
+        message=own.text("message"),
+        evidence=dict(own.fields("evidence").data),
+        diagnosis=own.text("diagnosis", None),
+        worst_ratio=own.number("worst_ratio", None),
+        engine=own.one_of("engine", Engine),
+        versions={name: versions.text(name, None) for name in versions.data},
+        known=own.text("known", None),
         case=case,
-        modules=tuple(modules),
+        modules=own.texts("modules"),
     )
-
-
-def _typed(data: Mapping[str, Any], name: str, kinds: tuple[type, ...]) -> Any:
-    value = data.get(name)
-    if name not in data or not isinstance(value, kinds) or isinstance(value, bool):
-        shown = repr(value)[:60] if name in data else "missing"
-        raise FindingError(f"finding.{name}: {shown}; allowed: {' or '.join(_KINDS[kind] for kind in kinds)}")
-    return value
-
-
-_KINDS: dict[type, str] = {
-    str: "text",
-    dict: "an object",
-    list: "a list",
-    int: "an integer",
-    float: "a number",
-    type(None): "null",
-}
-
-
-def _word(data: Mapping[str, Any], name: str, allowed: tuple[str, ...]) -> str:
-    value: str = _typed(data, name, (str,))
-    if value not in allowed:
-        raise FindingError(f"finding.{name}: {value[:60]!r}; allowed: {', '.join(allowed)}")
-    return value
-
-
-def _one_line(name: str) -> str:
-    return name if name.isidentifier() and len(name) <= 60 else repr(name[:60])
 
 
 def findings_of(target: str, case: Case, result: CaseResult, settings: Settings) -> list[Finding]:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from fuzz.errors import Expected
-from fuzz.report.plain import Fields, PlainError, shown
+from fuzz.plain import Fields, PlainError, shown
 from oracle.capture import DTYPES, KEY, OUTPUTS, SCHEMA, Record
 
 MOST_HEADER = 1 << 20

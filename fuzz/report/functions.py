@@ -6,7 +6,6 @@ step over aiter's are two. Nothing is said of a run that is not at hand: cases c
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -15,8 +14,9 @@ from typing import Any
 from rich.table import Table
 
 from fuzz.doctor import NEVER_EXECUTED, NEVER_EXECUTED_ON
-from fuzz.errors import Exit, Stop
 from fuzz.ledger import Defect
+from fuzz.plain import Fields, PlainError, read_json
+from fuzz.report.summary import SCHEMA
 from oracle.declare import Declaration
 from oracle.kinds import Engine
 
@@ -101,24 +101,21 @@ def _new(result: Mapping[str, Any], target: Mapping[str, Any]) -> int:
 
 def read_result(path: Path) -> dict[str, Any]:
     """A ``--json`` object, or a result bundle. Raises ``Stop`` with one line for a file that is neither."""
-    try:
-        data = json.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise Stop(Exit.USAGE, f"--result {path}: cannot be read: {error.strerror}") from None
-    except (ValueError, RecursionError):
-        raise Stop(Exit.USAGE, f"--result {path}: not JSON") from None
-    targets = data.get("targets") if isinstance(data, dict) else None
-    if not isinstance(targets, dict) or data.get("schema") != 1:
-        raise Stop(Exit.USAGE, f"--result {path}: allowed: what --json printed, or a result bundle, of schema 1")
-    for name, target in targets.items():
-        if not isinstance(target, dict) or type(target.get("cases")) is not int or "findings" not in target:
-            raise Stop(Exit.USAGE, f"--result {path}: targets.{name[:60]}: allowed: cases and findings")
-    try:
-        for target in targets.values():
-            _new(data, target)
-    except (KeyError, TypeError):
-        raise Stop(Exit.USAGE, f"--result {path}: findings: allowed: objects with id and known") from None
-    return dict(data)
+    return read_json(path, _result)
+
+
+def _result(data: Any) -> dict[str, Any]:
+    own = Fields(data, "result")
+    own.schema(SCHEMA)
+    targets = own.fields("targets")
+    for name in targets.data:
+        target = targets.fields(name)
+        target.count("cases")
+        try:
+            _new(data, target.data)
+        except (KeyError, TypeError):
+            raise PlainError(f"{target.where}.findings: allowed: findings, or ids of result.findings") from None
+    return dict(own.data)
 
 
 def table(found: Sequence[Row]) -> Table:

@@ -13,7 +13,7 @@ from fuzz.campaign.finding import SCHEMA as FINDING_SCHEMA
 from fuzz.case import case_from_dict
 from fuzz.check.picture import INFINITE, LEVELS, NOT_JUDGED, SIDE
 from fuzz.check.result import Check
-from fuzz.report.plain import Fields, PlainError
+from fuzz.plain import Fields, PlainError
 from fuzz.report.summary import SCHEMA as SUMMARY_SCHEMA
 from oracle.verdict import Verdict
 
@@ -322,7 +322,7 @@ def _keys(own: Fields) -> KeysOfRow:
 
 def _runs(own: Fields, name: str, keys: int) -> tuple[tuple[int, int], ...]:
     found = []
-    for index, run in enumerate(own.list(name)):
+    for index, run in enumerate(own.list(name, [])):
         first, count = Fields({name: run}, own.where).integers(name, 2)
         if first + count > keys:
             raise PlainError(f"{own.where}.{name}[{index}]: {run}; allowed: a run within {keys} keys")
@@ -384,7 +384,7 @@ def _target(name: str, own: Fields) -> TargetView:
         holes=coverage.texts("holes"),
         boundaries=coverage.texts("boundary_classes"),
         boundaries_missing=coverage.texts("boundary_classes_missing"),
-        matrix=tuple(_entry(coverage, entry) for entry in coverage.list("matrix")),
+        matrix=tuple(_entry(coverage, entry) for entry in coverage.list("matrix", [])),
         cells=_cells(coverage.fields("boundaries", {})),
         findings=tuple(_told(name, one) for one in own.each("findings")),
     )

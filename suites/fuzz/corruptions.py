@@ -25,8 +25,8 @@ from fuzz import ledger
 from fuzz.captured.call import understand
 from fuzz.captured.load import load
 from fuzz.case import load_case
-from fuzz.commands import _read_finding
 from fuzz.errors import Exit, Expected, Stop
+from fuzz.finding_files import read_case
 from fuzz.report import digest, html, junit
 from fuzz.report_command import load as load_report
 from suites.fuzz.captured.calls import capture, target
@@ -255,7 +255,7 @@ def kinds(folder: Path) -> tuple[Kind, ...]:
     known = {name: target(name) for name in ("planted.extend.key", "planted.gather.clean")}
 
     def finding(path: Path) -> object:
-        _read_finding(path, known)
+        read_case(path, known)
         return path
 
     def report(path: Path) -> None:

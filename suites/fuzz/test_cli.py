@@ -139,11 +139,11 @@ def finding(tmp_path: Path, name: str, **changes: Any) -> Path:
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"schema": 2}, "finding.schema: '2'; allowed: 1"),
+        ({"schema": 2}, "finding.schema: 2; allowed: 1"),
         ({"schema": None}, "finding.schema"),
         ({"target": "planted.gather.*"}, "'planted.gather.*' is unknown"),
         ({"target": "planted.gather.nobody"}, "'planted.gather.nobody' is unknown"),
-        ({"target": 3}, "finding.target: '3'"),
+        ({"target": 3}, "finding.target: 3; allowed: text"),
         ({"case": {}}, "case.schema"),
     ],
 )

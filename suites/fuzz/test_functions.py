@@ -120,8 +120,8 @@ def test_a_result_that_is_none_is_one_line(tmp_path: Path, capsys: pytest.Captur
     file = tmp_path / "x.json"
     for text, told in (
         ("{", "not JSON"),
-        ("[]", "allowed: what --json printed"),
-        ('{"schema": 2, "targets": {}}', "of schema 1"),
+        ("[]", "result: "),
+        ('{"schema": 2, "targets": {}}', "result.schema: 2; allowed: 1"),
         ('{"schema": 1, "targets": {"a": {"cases": "3", "findings": []}}}', "targets.a"),
         ('{"schema": 1, "targets": {"a": {"cases": 3, "findings": ["b"]}}}', "findings"),
     ):

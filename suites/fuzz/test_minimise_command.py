@@ -10,10 +10,11 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from fuzz.campaign.finding import Finding, FindingError, saved_finding
+from fuzz.campaign.finding import Finding, saved_finding
 from fuzz.case import Case, CaseError
 from fuzz.check.result import Check
 from fuzz.cli import main
+from fuzz.plain import PlainError
 from fuzz.report.issue import issue
 from oracle.kinds import Engine
 from oracle.verdict import Verdict
@@ -92,11 +93,11 @@ def test_a_script_that_cannot_be_made_is_explained(tmp_path: Path, capsys: pytes
 def test_bad_input_is_one_line(command: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     data = finding().to_dict()
     for broken, said in (
-        (data | {"check": "colour"}, "finding.check: 'colour'; allowed: "),
-        (data | {"versions": {"torch": 3}}, "finding.versions.torch: '3'; allowed: text or null"),
-        (data | {"evidence": []}, "finding.evidence: []; allowed: an object"),
+        (data | {"check": "colour"}, 'finding.check: "colour"; allowed: '),
+        (data | {"versions": {"torch": 3}}, "finding.versions.torch: 3; allowed: text"),
+        (data | {"evidence": []}, "finding.evidence: []; allowed: a JSON object"),
         (data | {"target": "nobody"}, "finding.target: 'nobody' is unknown"),
-        ({k: v for k, v in data.items() if k != "message"}, "finding.message: missing; allowed: text"),
+        ({k: v for k, v in data.items() if k != "message"}, "finding.message: missing"),
     ):
         path = tmp_path / "finding-x.json"
         path.write_text(json.dumps(broken))
@@ -124,7 +125,7 @@ def test_a_corrupted_field_is_one_line_or_harmless(name: str, value: object) -> 
     said = ""
     try:
         saved_finding(finding().to_dict() | {name: value})
-    except (FindingError, CaseError) as error:
+    except (PlainError, CaseError) as error:
         said = str(error)
     assert len(said.splitlines()) <= 1
 

@@ -29,6 +29,7 @@ from fuzz.cli import guarded
 from fuzz.doctor import doctor
 from fuzz.errors import Exit, Stop
 from fuzz.ledger import Defect
+from fuzz.plain import Fields, PlainError, read_json, shown
 from fuzz.report import summary as summaries
 from oracle.kinds import Engine
 
@@ -150,20 +151,19 @@ def write(path: Path, data: Mapping[str, Any]) -> None:
 
 def read(path: Path) -> dict[str, Any]:
     """The data of a bundle. Raises ``Stop`` with one line for a file that is none."""
-    try:
-        data = json.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise Stop(Exit.USAGE, f"{path}: cannot be read: {error.strerror}") from None
-    except (ValueError, RecursionError):
-        raise Stop(Exit.USAGE, f"{path}: not JSON") from None
-    if not isinstance(data, dict) or data.get("kind") != KIND:
-        raise Stop(Exit.USAGE, f"{path}: kind: allowed: {KIND}")
-    if data.get("schema") != SCHEMA:
-        raise Stop(Exit.USAGE, f"{path}: schema: {str(data.get('schema'))[:20]}; allowed: {SCHEMA}")
-    for name, kind in (("versions", dict), ("targets", dict), ("findings", list), ("case_fields", list)):
-        if not isinstance(data.get(name), kind):
-            raise Stop(Exit.USAGE, f"{path}: {name}: missing, or no {kind.__name__}")
-    return data
+    return read_json(path, _bundle)
+
+
+def _bundle(data: Any) -> dict[str, Any]:
+    own = Fields(data, "bundle")
+    if own.text("kind") != KIND:
+        raise PlainError(f"bundle.kind: {shown(own.data['kind'])}; allowed: {KIND}")
+    own.schema(SCHEMA)
+    for name in ("versions", "targets"):
+        own.fields(name)
+    for name in ("findings", "case_fields"):
+        own.list(name)
+    return dict(own.data)
 
 
 def cases(path: Path, data: Mapping[str, Any], target: str) -> list[tuple[str, Case]]:

@@ -98,7 +98,7 @@ def test_a_sweep_has_no_single_bundle(tmp_path: Path, capsys: pytest.CaptureFixt
     ("text", "told"),
     [
         ("{", "not JSON"),
-        ("[]", "kind"),
+        ("[]", "a JSON object"),
         ('{"kind": "x"}', "kind"),
         (json.dumps({"kind": bundle.KIND, "schema": 99}), "schema: 99; allowed: 1"),
         (json.dumps({"kind": bundle.KIND, "schema": 1, "versions": {}}), "targets: missing"),

@@ -16,9 +16,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fuzz.cli import main
+from fuzz.plain import PlainError
 from fuzz.report import digest, html, junit, plots
 from fuzz.report.model import Report
-from fuzz.report.plain import PlainError
 from fuzz.report.svg import element, ticks
 from suites.fuzz.report.samples import SCRIPT, finding_objects, keep, run_object
 

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from enum import StrEnum
+from pathlib import Path
 from typing import Any, TypeVar
 
-from fuzz.errors import Expected
+from fuzz.errors import Exit, Expected, Stop
 
 Kind = TypeVar("Kind", bound=StrEnum)
+Read = TypeVar("Read")
 
 _REQUIRED: Any = object()
 
@@ -22,6 +24,22 @@ def shown(value: object) -> str:
     """A value as it may stand in an error's line."""
     text = json.dumps(value, default=repr)
     return text if len(text) <= 60 else text[:57] + "..."
+
+
+def read_json(path: Path, read: Callable[[Any], Read]) -> Read:
+    """What ``read`` makes of the JSON in a file. Raises ``Stop`` with the file's name in front of what is wrong."""
+    try:
+        data = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise Stop(Exit.USAGE, f"{path}: cannot be read: {error.strerror}") from None
+    except UnicodeDecodeError:
+        raise Stop(Exit.USAGE, f"{path}: not UTF-8 text") from None
+    except (ValueError, RecursionError) as error:
+        raise Stop(Exit.USAGE, f"{path}: not JSON: {str(error)[:120]}") from None
+    try:
+        return read(data)
+    except Expected as error:
+        raise Stop(error.exit_code, f"{path}: {error}") from None
 
 
 class Fields:
@@ -40,11 +58,15 @@ class Fields:
         if value is not None:
             return value
         if default is _REQUIRED:
-            raise PlainError(f"{self.where}.{name}: missing" if name not in self.data else f"{self.where}.{name}: null")
+            raise PlainError(f"{self._place(name)}: {'null' if name in self.data else 'missing'}")
         return default
 
     def _fail(self, name: str, value: object, allowed: str) -> PlainError:
-        return PlainError(f"{self.where}.{name}: {shown(value)}; allowed: {allowed}")
+        return PlainError(f"{self._place(name)}: {shown(value)}; allowed: {allowed}")
+
+    def _place(self, name: str) -> str:
+        # A name may be the data's own, and hold anything.
+        return f"{self.where}.{name if name.isprintable() and len(name) <= 60 else shown(name)}"
 
     def schema(self, allowed: int) -> None:
         """Refuse every version but one."""
@@ -88,7 +110,7 @@ class Fields:
 
     def fields(self, name: str, default: Any = _REQUIRED) -> Fields:
         """An object."""
-        return Fields(self._get(name, default), f"{self.where}.{name}")
+        return Fields(self._get(name, default), self._place(name))
 
     def counts(self, name: str) -> dict[str, int]:
         """An object of counts; none where it is missing."""
@@ -100,28 +122,28 @@ class Fields:
         inner = self.fields(name, {})
         return {str(key): inner._number(key, value) for key, value in inner.data.items()}
 
-    def list(self, name: str) -> list[Any]:
-        """A list of anything; empty where it is missing."""
-        value = self._get(name, [])
+    def list(self, name: str, default: Any = _REQUIRED) -> list[Any]:
+        """A list of anything."""
+        value = self._get(name, default)
         if not isinstance(value, list):
             raise self._fail(name, value, "a list")
         return value
 
     def texts(self, name: str) -> tuple[str, ...]:
         """A list of texts; empty where it is missing."""
-        values = self.list(name)
+        values = self.list(name, [])
         if not all(isinstance(value, str) for value in values):
             raise self._fail(name, values, "a list of text")
         return tuple(values)
 
     def each(self, name: str) -> Iterator[Fields]:
         """The objects of a list, none where it is missing."""
-        for index, value in enumerate(self.list(name)):
+        for index, value in enumerate(self.list(name, [])):
             yield Fields(value, f"{self.where}.{name}[{index}]")
 
     def integers(self, name: str, length: int | None = None) -> tuple[int, ...]:
-        """A list of counts, of a length if one is given."""
-        values = self.list(name)
+        """A list of counts, of a length if one is given; empty where it is missing."""
+        values = self.list(name, [])
         if length is not None and len(values) != length:
             raise self._fail(name, values, f"{length} integers")
         return tuple(self._count(f"{name}[{i}]", value) for i, value in enumerate(values))

@@ -1,0 +1,43 @@
+"""Files of findings: which a folder holds, and what each says of targets that are loaded."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+
+from fuzz.campaign.finding import Finding, finding_from_dict, saved_finding
+from fuzz.case import Case
+from fuzz.errors import Exit, Stop
+from fuzz.plain import read_json
+from oracle.declare import Declaration
+
+
+def finding_files(path: Path) -> list[Path]:
+    """``path`` itself, or every finding below a folder. Raises ``Stop`` if there is none."""
+    if not path.is_dir():
+        return [path]
+    found = sorted(path.rglob("finding-*.json"))
+    if not found:
+        raise Stop(Exit.USAGE, f"{path}: holds no finding-*.json")
+    return found
+
+
+def read_case(path: Path, known: Mapping[str, Declaration]) -> tuple[Declaration, Case]:
+    """Target and case of a finding, which is all that a replay needs. Raises ``Stop``."""
+    target, case = read_json(path, finding_from_dict)
+    _check_target(path, target, known)
+    return known[target], case
+
+
+def read_finding(path: Path, known: Mapping[str, Declaration]) -> Finding:
+    """A finding with everything that was kept. Raises ``Stop``."""
+    finding: Finding = read_json(path, saved_finding)
+    _check_target(path, finding.target, known)
+    return finding
+
+
+def _check_target(path: Path, target: str, known: Iterable[str]) -> None:
+    if target not in known:
+        raise Stop(
+            Exit.USAGE, f"{path}: finding.target: {target[:60]!r} is unknown; --targets adds to: {', '.join(known)}"
+        )
