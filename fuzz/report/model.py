@@ -339,13 +339,13 @@ def _said(own: Fields) -> Iterable[tuple[str, str]]:
         yield "cases that show it", str(cases)
 
 
-_PLOTTED = ("map", "keys", "diagnosis")
+_DRAWN = ("map", "grid", "keys", "diagnosis")
 
 
 def _facts(evidence: Mapping[str, Any]) -> Iterable[tuple[str, str]]:
     """What a check noted, a line each, but for what is drawn."""
     for name, value in evidence.items():
-        if name not in _PLOTTED and value not in (None, [], ""):
+        if name not in _DRAWN and value not in (None, [], ""):
             text = value if isinstance(value, str) else json.dumps(value)
             yield str(name).replace("_", " "), text if len(text) <= 600 else text[:597] + "..."
 

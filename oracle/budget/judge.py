@@ -23,6 +23,7 @@ probable bound.
 
 import math
 from dataclasses import dataclass, field
+from enum import IntEnum
 
 import torch
 from torch import Tensor
@@ -40,6 +41,17 @@ from oracle.verdict import Verdict, worst
 
 VACUOUS_LSE = math.log(2.0)
 _ROWS_SHOWN = 8
+
+
+class Mark(IntEnum):
+    """How an element was judged, the mildest first."""
+
+    WITHIN = 0
+    SUSPECT = 1
+    """beyond the probable budget, within the worst case"""
+    BEYOND = 2
+    NOT_FINITE = 3
+    """beyond it, and not a number, or infinite"""
 
 
 @dataclass(frozen=True)
@@ -78,7 +90,7 @@ class Tally:
     ratios: Tensor | None = field(default=None, compare=False, repr=False)
     """Where an element failed or is suspect: the ratio of every element, -1 where it is not judged."""
     marks: Tensor | None = field(default=None, repr=False, compare=False)
-    """uint8 of the tensor's shape: 0 passed, 1 suspect, 2 failed, 3 failed and is not finite. None: all passed."""
+    """Where an element failed or is suspect: the `Mark` of every element, uint8."""
 
 
 @dataclass(frozen=True)

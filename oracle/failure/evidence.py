@@ -9,12 +9,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from oracle.budget.judge import Tally
+from oracle.budget.judge import Mark, Tally
 from oracle.budget.stages import explain
 from oracle.diagnose.decode import decode, lines
 from oracle.diagnose.model import Surroundings
 from oracle.diagnose.rows import request_of
-from oracle.failure.grid import Mark, grid
+from oracle.failure.grid import grid
 from oracle.failure.words import runs
 from oracle.precision import Precision
 from oracle.problem import Problem

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from enum import IntEnum
 from itertools import groupby
 
 import torch
 from torch import Tensor
 
+from oracle.budget.judge import Mark
 from oracle.failure.words import runs
 
 COLUMNS = 64
@@ -16,19 +16,8 @@ COLUMNS = 64
 LINES = 16
 """The most lines. Neighbouring rows that look the same share one."""
 
-
-class Mark(IntEnum):
-    """How an element was judged, the mildest first."""
-
-    WITHIN = 0
-    SUSPECT = 1
-    """beyond the probable budget, within the worst case"""
-    BEYOND = 2
-    NOT_FINITE = 3
-    """not a number, or infinite, where it may not be"""
-
-
 SIGNS = ".?XN"
+"""Of each `Mark`."""
 LEGEND = ". within budget"
 _LEGENDS = {"?": "? within the worst case only", "X": "X beyond it", "N": "N not finite"}
 

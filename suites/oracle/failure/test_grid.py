@@ -6,7 +6,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from oracle.failure.grid import COLUMNS, LINES, SIGNS, Mark, grid
+from oracle.budget.judge import Mark
+from oracle.failure.grid import COLUMNS, LINES, SIGNS, grid
 from oracle.failure.words import count, runs
 
 
