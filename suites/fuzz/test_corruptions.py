@@ -69,7 +69,7 @@ COMMANDS = {
     "record": lambda path: ["check", path, "--target", "planted.extend.key", *ENGINE],
 }
 
-COUNTS = {"case": 100, "finding": 100, "report": 20, "record": 40}
+COUNTS = {"case": 20, "finding": 20, "report": 4, "record": 8}
 
 
 def refused_files(folder: Path, name: str, count: int) -> list[Path]:
@@ -85,9 +85,12 @@ def refused_files(folder: Path, name: str, count: int) -> list[Path]:
     return found
 
 
+@pytest.mark.parametrize("times", [1, pytest.param(5, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("name", COMMANDS)
-def test_the_command_refuses_each_in_one_line(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    for path in refused_files(tmp_path, name, COUNTS[name]):
+def test_the_command_refuses_each_in_one_line(
+    name: str, times: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for path in refused_files(tmp_path, name, times * COUNTS[name]):
         assert main(COMMANDS[name](str(path))) == Exit.USAGE
         said = capsys.readouterr().err
         lines = said.splitlines()

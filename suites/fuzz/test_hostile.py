@@ -46,6 +46,7 @@ def searched(target: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
 
 LONG = (
     "hostile.exhausts",
+    "hostile.exits",
     "hostile.leaks",
     "hostile.corrupts_the_heap",
     "planted.gather.hang",

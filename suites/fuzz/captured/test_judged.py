@@ -56,7 +56,7 @@ def judged_alike(name: str, tmp_path: Path, count: int) -> int:
 
 @pytest.mark.parametrize("name", TARGETS)
 def test_a_record_is_judged_as_the_call_is(name: str, tmp_path: Path) -> None:
-    judged_alike(name, tmp_path, 4)
+    judged_alike(name, tmp_path, 2)
 
 
 @pytest.mark.slow

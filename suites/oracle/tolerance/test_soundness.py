@@ -223,6 +223,7 @@ def test_a_kernel_that_raises_is_an_error(monkeypatch: pytest.MonkeyPatch) -> No
     assert not sum(t.evidence for t in made.results.tallies.values())
 
 
+@pytest.mark.slow
 def test_cases_are_of_their_combination() -> None:
     known, _ = kernels(Engine.EMULATOR)
     names = ("bf16", "e4m3fn weights", "torch.flex_eager fp16", "sglang.triton.decode_grouped bf16")
