@@ -18,6 +18,7 @@ from fuzz.campaign.run import Campaign
 from fuzz.campaign.store import Store
 from fuzz.cli import main
 from fuzz.report.keep import Keeper
+from suites.fuzz.campaign.forked import ended, forked
 from suites.fuzz.campaign.stand_in import StandIn
 from suites.fuzz.campaign.stores import rows
 
@@ -277,24 +278,19 @@ class Steps:
 def in_a_child(kill_at: int | None, out: Path, *arguments: str) -> tuple[int, int]:
     """Exit code and steps of a run in a forked process; the code is negative for a signal."""
     reading, writing = os.pipe()
-    pid = os.fork()
-    if pid == 0:
-        code = 70
-        try:
-            nowhere = os.open(os.devnull, os.O_WRONLY)
-            os.dup2(nowhere, 1)
-            os.dup2(nowhere, 2)
-            steps = Steps(kill_at)
-            steps.install()
-            code = fuzz(out, *arguments)
-            os.write(writing, str(steps.taken).encode())
-        finally:
-            os._exit(code)
+
+    def run() -> int:
+        steps = Steps(kill_at)
+        steps.install()
+        code = fuzz(out, *arguments)
+        os.write(writing, str(steps.taken).encode())
+        return code
+
+    pid = forked(run)
     os.close(writing)
     with os.fdopen(reading) as pipe:
         told = pipe.read()
-    _, status = os.waitpid(pid, 0)
-    return os.waitstatus_to_exitcode(status), int(told or 0)
+    return ended(pid), int(told or 0)
 
 
 @pytest.mark.parametrize("every", [pytest.param(1, marks=pytest.mark.slow), 23])

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from fuzz.cli import main
+from suites.fuzz.campaign.forked import ended, forked
 from suites.fuzz.campaign.stores import rows
 
 TARGETS = ["planted.gather.clean", "planted.gather.nan", "sglang.shuffle_5d.gather"]
@@ -22,21 +23,7 @@ CASES_A_KILL = 3
 
 def begun(out: Path, cases: int) -> int:
     """The pid of a process that searches."""
-    pid = os.fork()
-    if pid == 0:
-        code = 70
-        try:
-            nowhere = os.open(os.devnull, os.O_WRONLY)
-            os.dup2(nowhere, 1)
-            os.dup2(nowhere, 2)
-            code = main(["fuzz", *TARGETS, *OPTIONS, "--out", str(out), "--resume", "--cases", str(cases)])
-        finally:
-            os._exit(code)
-    return pid
-
-
-def ended(pid: int) -> int:
-    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+    return forked(lambda: main(["fuzz", *TARGETS, *OPTIONS, "--out", str(out), "--resume", "--cases", str(cases)]))
 
 
 def children(pid: int) -> list[int]:
