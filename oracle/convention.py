@@ -167,7 +167,7 @@ class Window:
         if argument is None:
             return None
         pair = self.meaning is WindowMeaning.LEFT_RIGHT
-        left, *right = argument if isinstance(argument, tuple) and pair else (argument,)
+        left, *right = argument if pair and isinstance(argument, tuple) and len(argument) == 2 else (argument,)
         if type(left) is not int or len(right) != pair or any(r not in (0, *self.off) for r in right):
             allowed = f"(left, right) with right among {(0, *self.off)}" if pair else "an integer"
             raise ValueError(f"window: {argument!r}; allowed: {allowed}")

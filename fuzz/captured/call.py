@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 from typing import Any
 
 import torch
@@ -12,12 +10,13 @@ from torch import Tensor
 
 from fuzz.buffers import DTYPE_NAMES, Buffer, Poison, empty_buffer
 from fuzz.captured.load import RecordError
+from fuzz.captured.reader import Reader
 from fuzz.case import STORAGE_BYTES, Case, CaseError, Placement, Pool, Prefix, Probe, Sink, SlotMap, States
 from fuzz.case import Skip as SkipTokens
 from fuzz.instance import Instance
 from oracle.capture import Record
-from oracle.convention import Convention, DefaultScale, Granularity, WindowMeaning
-from oracle.declare import Declaration, parameters
+from oracle.convention import DefaultScale, Granularity
+from oracle.declare import Declaration
 from oracle.diagnose import Surroundings
 from oracle.kinds import IndexForm, IndexTask, KVLayout, Operation, Role, VLayout
 from oracle.layout import CacheGeometry, LayoutError, read_slots
@@ -51,7 +50,7 @@ def understand(record: Record, declaration: Declaration, device: str = "cpu") ->
     """Read a record in a target's convention. Raises ``RecordError``: the field and what is allowed."""
     if declaration.operation not in OPERATIONS:
         raise RecordError(f"{declaration.name} is {declaration.operation}; allowed: {', '.join(OPERATIONS)}")
-    reader = _Reader(record, declaration)
+    reader = Reader(record, declaration)
     try:
         captured = _merge(reader) if declaration.operation is Operation.LSE_MERGE else _attention(reader, device)
     except (CaseError, ProblemError, LayoutError) as error:
@@ -60,93 +59,10 @@ def understand(record: Record, declaration: Declaration, device: str = "cpu") ->
     return captured
 
 
-class _Reader:
-    """The arguments of a record, by what they have to be."""
-
-    def __init__(self, record: Record, declaration: Declaration) -> None:
-        self.record, self.declaration = record, declaration
-        names = parameters(declaration.operation, declaration.convention, declaration.task)
-        optional = ("causal", "scale", "window", "sinks", "soft_cap", "k_descale", "v_descale", "q_descale")
-        for name in record.arguments:
-            if name not in (*names, "page_size"):
-                raise RecordError(f"{name}: unknown to {declaration.name}; allowed: {', '.join(names)}")
-        for name in names:
-            if name not in optional and not isinstance(record.arguments.get(name), Tensor):
-                raise RecordError(f"{name}: missing; {declaration.name} takes a tensor of that name")
-
-    @property
-    def convention(self) -> Convention:
-        """The target's."""
-        return self.declaration.convention
-
-    def tensor(self, name: str, axes: str, dtypes: Sequence[str]) -> Tensor:
-        """A tensor with as many axes as ``axes`` has words, of one of ``dtypes``."""
-        value = self.record.arguments[name]
-        known = DTYPE_NAMES.get(value.dtype)
-        if value.ndim != len(axes.split()) or known not in dtypes:
-            raise RecordError(f"{name}: {known} {list(value.shape)}; allowed: [{axes}] of {', '.join(dtypes)}")
-        found: Tensor = value
-        return found
-
-    def indices(self, name: str, length: int | None = None) -> Tensor:
-        """A list of integers, as int64."""
-        value = self.tensor(name, "n", ("int32", "int64"))
-        if length is not None and len(value) != length:
-            raise RecordError(f"{name}: {len(value)} integers; allowed: {length}")
-        return value.long()
-
-    def lengths(self, name: str, total: int | None, what: str) -> tuple[int, ...]:
-        """Lengths of the runs whose starts, and end, are listed."""
-        starts = self.indices(name).tolist()
-        if not starts or starts[0] != 0 or any(a > b for a, b in pairwise(starts)):
-            raise RecordError(f"{name}: allowed: 0, then integers that never fall")
-        if total is not None and starts[-1] != total:
-            raise RecordError(f"{name}: ends at {starts[-1]}; allowed: {total}, the number of {what}")
-        return tuple(b - a for a, b in pairwise(starts))
-
-    def number(self, name: str) -> float | None:
-        """A number, None where there is none."""
-        value = self.record.arguments.get(name)
-        if isinstance(value, Tensor) and value.numel() == 1:
-            value = value.item()
-        if value is None or (isinstance(value, int | float) and not isinstance(value, bool)):
-            return None if value is None else float(value)
-        raise RecordError(f"{name}: allowed: a number")
-
-    def flag(self, name: str, default: bool) -> bool:
-        """True or False."""
-        value = self.record.arguments.get(name, default)
-        if not isinstance(value, bool):
-            raise RecordError(f"{name}: allowed: true or false")
-        return value
-
-    def window(self, causal: bool) -> int | None:
-        """Keys that a query sees, itself included; None: all."""
-        value, window = self.record.arguments.get("window"), self.convention.window
-        if value is None or window.meaning is WindowMeaning.UNSUPPORTED:
-            if value is not None:
-                raise RecordError(f"window: {self.declaration.name} takes none")
-            return None
-        pair = window.meaning is WindowMeaning.LEFT_RIGHT
-        given = value if isinstance(value, tuple) else (value,)
-        if len(given) != 1 + pair or any(type(one) is not int for one in given):
-            raise RecordError(f"window: {value!r}; allowed: {'two integers' if pair else 'an integer'}")
-        if given[0] in window.off:
-            return None
-        keys: int = given[0] if window.meaning is WindowMeaning.KEYS else given[0] + 1
-        try:
-            meant: Any = window.argument(keys, causal=causal)
-        except ValueError as error:
-            raise RecordError(str(error)) from None
-        if meant != value:
-            raise RecordError(f"window: {value!r}; allowed here: {meant!r}, for {keys} keys")
-        return keys
-
-
 # ------------------------------------------------------------------ attention
 
 
-def _attention(read: _Reader, device: str) -> Captured:
+def _attention(read: Reader, device: str) -> Captured:
     dtypes = (*_FLOATS, "e4m3fn", "e4m3fnuz", "e5m2", "e5m2fnuz")
     q = read.tensor("q", "tokens heads dim", dtypes)
     decode = read.declaration.operation is Operation.PAGED_DECODE
@@ -221,7 +137,7 @@ def _uniform(rows: int, requests: int) -> tuple[int, ...]:
     return (rows // requests,) * requests
 
 
-def _geometry(read: _Reader) -> dict[Role, CacheGeometry]:
+def _geometry(read: Reader) -> dict[Role, CacheGeometry]:
     caches = {role: read.record.arguments[f"{role.value}_cache"] for role in Role}
     found = {role: _geometry_of(read, role, cache) for role, cache in caches.items()}
     k, v = found[Role.K], found[Role.V]
@@ -239,7 +155,7 @@ _AXES = {
 }
 
 
-def _geometry_of(read: _Reader, role: Role, cache: Tensor) -> CacheGeometry:
+def _geometry_of(read: Reader, role: Role, cache: Tensor) -> CacheGeometry:
     layout, v_layout, name = read.convention.kv_layout, read.convention.v_layout, f"{role.value}_cache"
     if layout is KVLayout.LINEAR:
         axes = "slots heads dim"
@@ -257,7 +173,7 @@ def _geometry_of(read: _Reader, role: Role, cache: Tensor) -> CacheGeometry:
     return made
 
 
-def _page_size(read: _Reader) -> int:
+def _page_size(read: Reader) -> int:
     value = read.record.arguments.get("page_size", 1)
     if type(value) is not int or not 1 <= value <= 4096:
         raise RecordError("page_size: allowed: an integer from 1 to 4096")
@@ -265,7 +181,7 @@ def _page_size(read: _Reader) -> int:
 
 
 def _decode_keys(
-    read: _Reader, geometry: dict[Role, CacheGeometry]
+    read: Reader, geometry: dict[Role, CacheGeometry]
 ) -> tuple[tuple[int, ...], Tensor, tuple[tuple[int, ...], ...] | None]:
     own = geometry[Role.K]
     if read.convention.index_form is not IndexForm.PAGE_TABLE:
@@ -293,7 +209,7 @@ def _within(name: str, index: Tensor, limit: int) -> Tensor:
 
 
 def _extend_keys(
-    read: _Reader, geometry: dict[Role, CacheGeometry] | None, queries: tuple[int, ...], passed: dict[Role, Tensor]
+    read: Reader, geometry: dict[Role, CacheGeometry] | None, queries: tuple[int, ...], passed: dict[Role, Tensor]
 ) -> tuple[tuple[int, ...], Tensor | None, Tensor, Tensor]:
     k, v = passed[Role.K], passed[Role.V]
     if geometry is None:
@@ -313,12 +229,12 @@ def _extend_keys(
     return tuple(a + b for a, b in zip(before, queries, strict=True)), slots, joined[0], joined[1]
 
 
-def _pool_rows(read: _Reader, geometry: dict[Role, CacheGeometry], slots: Tensor) -> tuple[Tensor, Tensor]:
+def _pool_rows(read: Reader, geometry: dict[Role, CacheGeometry], slots: Tensor) -> tuple[Tensor, Tensor]:
     found = [read_slots(read.record.arguments[f"{role.value}_cache"], slots, geometry[role]) for role in Role]
     return found[0], found[1]
 
 
-def _whole(read: _Reader, geometry: dict[Role, CacheGeometry], role: Role) -> Tensor:
+def _whole(read: Reader, geometry: dict[Role, CacheGeometry], role: Role) -> Tensor:
     own = geometry[role]
     rows: Tensor = read_slots(read.record.arguments[f"{role.value}_cache"], torch.arange(own.num_slots), own)
     return torch.unflatten(rows, 0, (own.num_blocks, own.page_size))
@@ -331,7 +247,7 @@ def _held(contexts: tuple[int, ...], queries: tuple[int, ...], decode: bool) -> 
 
 
 def _factors(
-    read: _Reader,
+    read: Reader,
     name: str,
     heads: int,
     geometry: dict[Role, CacheGeometry] | None,
@@ -363,7 +279,7 @@ def _factors(
     return torch.where(held.unsqueeze(1), spread, 1.0)
 
 
-def _sinks(read: _Reader, heads: int) -> Tensor | None:
+def _sinks(read: Reader, heads: int) -> Tensor | None:
     if read.record.arguments.get("sinks") is None:
         return None
     sinks = read.tensor("sinks", "heads", _FLOATS)
@@ -372,12 +288,12 @@ def _sinks(read: _Reader, heads: int) -> Tensor | None:
     return sinks
 
 
-def _kv_dtype(read: _Reader) -> str:
+def _kv_dtype(read: Reader) -> str:
     name = "k_cache" if "k_cache" in read.record.arguments else "k"
     return DTYPE_NAMES[read.record.arguments[name].dtype]
 
 
-def _granularity(read: _Reader, name: str) -> Granularity:
+def _granularity(read: Reader, name: str) -> Granularity:
     value = read.record.arguments.get(name)
     if value is None:
         return Granularity.NONE
@@ -387,7 +303,7 @@ def _granularity(read: _Reader, name: str) -> Granularity:
 
 
 def _case(
-    read: _Reader,
+    read: Reader,
     contexts: tuple[int, ...],
     queries: tuple[int, ...],
     q: Tensor,
@@ -432,11 +348,11 @@ def _case(
     )
 
 
-def _required_scale(read: _Reader) -> float:
+def _required_scale(read: Reader) -> float:
     raise RecordError(f"scale: missing; {read.declaration.name} has no default")
 
 
-def _plain_case(read: _Reader, **given: Any) -> Case:
+def _plain_case(read: Reader, **given: Any) -> Case:
     plain: dict[str, Any] = {
         "seed": 0,
         "kv_layout": read.convention.kv_layout,
@@ -469,7 +385,7 @@ def _plain_case(read: _Reader, **given: Any) -> Case:
 # --------------------------------------------------------------------- merges
 
 
-def _merge(read: _Reader) -> Captured:
+def _merge(read: Reader) -> Captured:
     outs = read.tensor("outs", "parts tokens heads dim", _FLOATS)
     lses = read.tensor("lses", "parts tokens heads", ("fp32",))
     if lses.shape != outs.shape[:3]:
@@ -499,7 +415,7 @@ def _merge(read: _Reader) -> Captured:
 # -------------------------------------------------------------------- buffers
 
 
-def _buffers(read: _Reader, device: str) -> dict[str, Buffer]:
+def _buffers(read: Reader, device: str) -> dict[str, Buffer]:
     """The tensors between guards, so that reads and writes outside of them show."""
     return {
         name: _buffer(name, value, device) for name, value in read.record.arguments.items() if isinstance(value, Tensor)
