@@ -91,9 +91,8 @@ class Sandbox:
         self.session.run(self.python.executable, *args, env={**self.env, **env}, external=True)
 
     def attn_oracle(self, *args: str) -> None:
-        """The command line, by its entry point: with --no-venv there is no installed script."""
-        start = "import sys; from fuzz.cli import main; sys.argv[0] = 'attn-oracle'; sys.exit(main())"
-        self.run("-c", start, *args)
+        """The command line, by its module: with --no-venv there is no installed script."""
+        self.run("-m", "attn_oracle_cli", *args)
 
 
 def probe(executable: str | Path) -> Python | None:

@@ -40,8 +40,7 @@ def set_up(namespace: dict[str, Any]) -> None:
 
     folder = Path(tempfile.mkdtemp(prefix="docs-"))
     (folder / "bin").mkdir()
-    start = "import sys; from fuzz.cli import main; sys.argv[0] = 'attn-oracle'; sys.exit(main())"
-    for name, command in {"python": "", "attn-oracle": f'-c "{start}"'}.items():
+    for name, command in {"python": "", "attn-oracle": "-m attn_oracle_cli"}.items():
         script = folder / "bin" / name
         script.write_text(f'#!/bin/sh\nexec "{sys.executable}" {command} "$@"\n')
         script.chmod(0o755)

@@ -434,7 +434,7 @@ def _stop_of(error: Expected) -> Stop:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line; returns the exit code."""
-    return guarded(app, arguments)
+    return guarded(app, arguments, "attn-oracle")
 
 
 class _Output:
@@ -468,14 +468,17 @@ def _drop_output(stream: TextIO) -> None:
         os.close(nowhere)
 
 
-def guarded(command: typer.Typer, arguments: Sequence[str] | None = None) -> int:
-    """Run a command; returns the exit code. Every expected error is one line on stderr."""
+def guarded(command: typer.Typer, arguments: Sequence[str] | None = None, name: str | None = None) -> int:
+    """Run a command; returns the exit code. Every expected error is one line on stderr.
+
+    ``name``: what the help calls it, whatever file was started; None: the file's name.
+    """
     stdout = sys.stdout
     if stdout is None:
         return _told(OutputError("standard output: closed"))
     try:
         with redirect_stdout(cast(TextIO, _Output(stdout))):
-            code = _run(command, arguments)
+            code = _run(command, arguments, name)
             sys.stdout.flush()
     except OutputError as error:
         _drop_output(stdout)
@@ -483,11 +486,11 @@ def guarded(command: typer.Typer, arguments: Sequence[str] | None = None) -> int
     return code
 
 
-def _run(command: typer.Typer, arguments: Sequence[str] | None) -> int:
+def _run(command: typer.Typer, arguments: Sequence[str] | None, name: str | None) -> int:
     try:
         given = list(sys.argv[1:] if arguments is None else arguments)
         # A command that runs itself again, in another process, needs them as they were given.
-        command(args=given, obj=given)
+        command(args=given, obj=given, prog_name=name)
     except SystemExit as stop:
         return stop.code if isinstance(stop.code, int) else Exit.CLEAN
     except OutputError:

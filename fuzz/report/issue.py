@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Iterator, Sequence
 from dataclasses import fields
 
@@ -10,6 +9,7 @@ from fuzz.campaign.finding import Finding
 from fuzz.case import Case
 from fuzz.check.diagnosis import KEY, detail_of
 from fuzz.features import labels
+from fuzz.report.failure import replay_command
 
 _ALWAYS = ("operation", "context_lens", "query_lens", "num_kv_heads", "group_size", "head_dim", "v_head_dim", "dtype")
 _PLAIN = (None, False, 0, (), "none", "normal", "full", "tight", "ascending", "inline")
@@ -45,7 +45,7 @@ def _lines(finding: Finding, script: str | None, reason: str, options: Sequence[
         yield "  ends with 1 if the fault shows, with 0 if it does not."
     else:
         yield f"- There is no script without attn-oracle: {_inline(reason)}."
-    command = shlex.join(["attn-oracle", "replay", "finding.json", *options])
+    command = replay_command("finding.json", options)
     yield f"- `{command}`: on a CPU, too, where the kernel is emulated."
     yield from ("", "## Environment", "", "| | |", "|---|---|", f"| engine | {finding.engine} |")
     for name, version in finding.versions.items():

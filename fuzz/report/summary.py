@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -15,6 +14,7 @@ from fuzz.campaign.finding import Finding
 from fuzz.campaign.run import PHASES, Campaign, TargetSummary
 from fuzz.check.diagnosis import detail_of
 from fuzz.plan import Coverage
+from fuzz.report.failure import replay_command
 from fuzz.space import Pair
 from oracle.verdict import Verdict
 
@@ -185,6 +185,6 @@ def print_findings(
         if loosest := finding.evidence.get("loosest"):
             console.print(Text(f"    budget: the loosest is assumed of {', '.join(loosest)}"))
         if finding.id in paths:
-            command = shlex.join(["attn-oracle", "replay", paths[finding.id], *options])
+            command = replay_command(paths[finding.id], options)
             # In one line however long it is, so that it can be copied.
             console.print(Text(f"    {command}"), soft_wrap=True)
