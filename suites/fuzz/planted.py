@@ -189,7 +189,7 @@ def _garbles_over_nan(k_cache: Tensor, slots: Tensor) -> None:
         _garbles(k_cache, slots)
 
 
-def _forget() -> None:
+def forget() -> None:
     global _calls
     _calls = 0
 

@@ -37,7 +37,7 @@ def failures(count: int, run: ranks.Run, case: Case, supports: Any = None, **opt
     """Checks that do not pass."""
     engines.start(Engine.EMULATOR)
     supports = supports or sglang_dcp_decode.SUPPORTS
-    target = declaration_of(sglang_dcp_decode._target(count, "trial", supports, run, **options))
+    target = declaration_of(sglang_dcp_decode.over_ranks(count, "trial", supports, run, **options))
     assert target is not None
     result = check_case(target, case, Engine.EMULATOR, lambda phase: None)
     assert result.verdict in (Verdict.PASS, Verdict.FAIL)

@@ -151,7 +151,7 @@ def local_indices(
 _context: Any = None
 
 
-def _forget() -> None:
+def forget() -> None:
     global _context
     _context = None
 
@@ -188,7 +188,7 @@ def correct_attn_out(outs: Tensor, lses: Tensor) -> tuple[Tensor, Tensor]:
     supports=replace(MERGES, parts=(1, 2, 4, 8), features=frozenset({"empty", "stateful"})),
     unavailable=_unavailable,
     runs=("sglang correct_attn_out with a CPTritonContext",),
-    reset=_forget,
+    reset=forget,
 )
 def correct_attn_out_shared(outs: Tensor, lses: Tensor) -> tuple[Tensor, Tensor]:
     """The same with one context object for every call, as sglang's communication layer keeps it."""

@@ -98,7 +98,7 @@ LATENT = replace(
 """Latent attention (MLA): one key head of 512 dims and 64 of position, whose first 512 are its values."""
 
 
-def _target(
+def over_ranks(
     count: int,
     name: str,
     supports: Supports,
@@ -145,8 +145,8 @@ def _precision(count: int, supports: Supports) -> Precision:
 
 # A step costs as many attention kernels as there are ranks: these two are tried with everything, other numbers of ranks
 # and real processes in tests.
-two_ranks = _target(2, "2_ranks", SUPPORTS)
-three_ranks_latent = _target(3, "3_ranks_latent", LATENT)
+two_ranks = over_ranks(2, "2_ranks", SUPPORTS)
+three_ranks_latent = over_ranks(3, "3_ranks_latent", LATENT)
 
 FEW = Supports(
     dtypes=("bf16",), head_dims=(64,), page_sizes=(16,), num_kv_heads=(1,), group_sizes=(4,), max_query_len=1
@@ -154,12 +154,12 @@ FEW = Supports(
 """For steps that come out wrong whatever they are asked."""
 
 NO_SINKS = SinkUnits.UNSUPPORTED
-window = _target(
+window = over_ranks(
     2,
     "window.2_ranks",
     replace(FEW, features=frozenset({"window"})),
     sink=NO_SINKS,
     window=Window(meaning=WindowMeaning.LEFT, off=(-1,)),
 )
-verify = _target(2, "verify.2_ranks", replace(FEW, max_query_len=4), mode=Mode.VERIFY, sink=NO_SINKS)
-lean = _target(2, "lean.2_ranks", replace(FEW, archs=("gfx942",)), lean=True, sink=NO_SINKS)
+verify = over_ranks(2, "verify.2_ranks", replace(FEW, max_query_len=4), mode=Mode.VERIFY, sink=NO_SINKS)
+lean = over_ranks(2, "lean.2_ranks", replace(FEW, archs=("gfx942",)), lean=True, sink=NO_SINKS)

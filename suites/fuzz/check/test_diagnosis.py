@@ -38,7 +38,7 @@ CASE = extend_case(context_lens=[12, 9], query_lens=[2, 9], window=5)
 @pytest.fixture(autouse=True)
 def _engine() -> None:
     engine.start(Engine.EMULATOR)
-    planted._forget()
+    planted.forget()
 
 
 def judge(function: Any, case: Case = CASE) -> CaseResult:

@@ -20,7 +20,7 @@ from suites.fuzz.cases import extend_case, gather_case, write_case
 @pytest.fixture(autouse=True)
 def _engine() -> None:
     engine.start(Engine.EMULATOR)
-    planted._forget()
+    planted.forget()
 
 
 def judge(function: Any, case: Case) -> CaseResult:

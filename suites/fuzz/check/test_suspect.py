@@ -102,7 +102,7 @@ def test_check_case_resolves_suspects(monkeypatch: pytest.MonkeyPatch, unlucky: 
 
     monkeypatch.setattr(attention, "budgets", hasty)
     engine.start(Engine.EMULATOR)
-    planted._forget()
+    planted.forget()
     declaration = declaration_of(_an_ulp_off)
     assert declaration is not None
     found = check_case(declaration, extend_case(), Engine.EMULATOR, lambda phase: None)

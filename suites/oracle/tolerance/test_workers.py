@@ -14,7 +14,7 @@ if not file.exists():
     os.abort()
 file.write_text("ended")
 """
-NEVER_ENDS = "import time; time.sleep(600)"
+NEVER_ENDS = "import time\nwhile True: time.sleep(1)"
 
 
 def test_a_process_that_dies_is_started_again(tmp_path: Path) -> None:
@@ -31,11 +31,10 @@ def test_a_process_that_dies_is_started_again(tmp_path: Path) -> None:
 
 
 def test_a_process_that_does_not_end_is_ended() -> None:
-    began = time.monotonic()
     collected = []
-    assert work([["-c", NEVER_ENDS]], began - 3.5, lambda: collected.append(1)) == [1]
+    # That it comes back at all shows it.
+    assert work([["-c", NEVER_ENDS]], time.monotonic() - 3.5, lambda: collected.append(1)) == [1]
     assert collected == [1]
-    assert time.monotonic() - began < 300
 
 
 def test_places() -> None:
