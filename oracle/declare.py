@@ -422,7 +422,7 @@ kv_gather = _Operation(Operation.KV_GATHER)
 lse_merge = _Operation(Operation.LSE_MERGE)
 """Partial results with their log-sum-exps to the result over all keys."""
 index_build = _Operation(Operation.INDEX_BUILD)
-"""Page tables, slot lists and lengths that a kernel reads."""
+"""Lists of slots, for decode context parallel: see `IndexTask`."""
 backend = _Operation(Operation.BACKEND)
 """A serving stack's whole path over a cache: write, plan, attend."""
 
