@@ -24,12 +24,12 @@ PROPERTY = "attn_oracle"
 """Name of the user property, JSON, of a test that searched; it goes into reports, through xdist too."""
 
 _OPTIONS = {
-    "cases": ("N", "cases of each search (default: what the test says, else 50)"),
-    "time": ("90s", "time of each search, instead of a number of cases"),
-    "seed": ("N", "what the cases are a function of (default: 0)"),
+    "cases": ("N", "cases of each search (default: what the test says, or 50)"),
+    "time": ("TIME", "search for this long, as 90s or 10m, instead of a number of cases"),
+    "seed": ("N", "the same seed draws the same cases (default: 0)"),
     "engine": ("NAME", "where kernels run: auto (the GPU, if torch sees one), emulator, cuda, hip"),
-    "out": ("DIR", "where findings are written (default: .attn-oracle)"),
-    "replay": ("FINDING", "judge only the case of this finding, or of those of a folder"),
+    "out": ("DIR", "folder of findings (default: .attn-oracle)"),
+    "replay": ("PATH", "judge only the case of this finding, or those of this folder"),
 }
 
 _state = SimpleNamespace(command=None, configured=None, item=None)
@@ -45,16 +45,19 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line(
         "markers",
-        f"{MARKER}(*, target, cases, time, seed, engine, modules): what attn_oracle.check searches in this test, where "
-        "the call and the command line say nothing else.",
+        f"{MARKER}(*, target, cases, time, seed, engine, modules): what attn_oracle.check searches, and how, where "
+        "neither its call nor the command line says so.",
     )
     _state.command, _state.configured, _state.item = _given(config, "--attn-"), _given(config, "attn_"), None
 
 
 def _given(config: pytest.Config, prefix: str) -> dict[str, Any] | None:
     """What the command line, or the configuration file, says; parsed. None if nothing."""
-    values = {n: config.getoption(f"--attn-{n}") if prefix[0] == "-" else config.getini(f"attn_{n}") for n in _OPTIONS}
-    said = {name: value for name, value in values.items() if value not in (None, "")}
+    if prefix[0] == "-":
+        values = {name: config.getoption(f"--attn-{name}") for name in _OPTIONS}
+    else:
+        values = {name: config.getini(f"attn_{name}") or None for name in _OPTIONS}
+    said = {name: value for name, value in values.items() if value is not None}
     if not said:
         return None
     return _parsed(prefix, said)

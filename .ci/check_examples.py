@@ -57,7 +57,7 @@ EXAMPLES = (
 def run(where: Path, *command: str, check: bool = True) -> subprocess.CompletedProcess[str]:
     """A command without what would put a source tree on the path."""
     print("+", *command, flush=True)
-    env = {key: value for key, value in os.environ.items() if not key.startswith(("PYTHON", "PYTEST"))}
+    env = {key: value for key, value in os.environ.items() if not key.startswith(("PYTHON", "PYTEST", "ATTN_ORACLE"))}
     done = subprocess.run(
         command, cwd=where, env=env | {"COLUMNS": "200"}, capture_output=True, text=True, check=False,
         stdin=subprocess.DEVNULL,

@@ -39,7 +39,7 @@ def test_oracle_is_the_installed_one(attn_oracle):
 
 def clean() -> dict[str, str]:
     """The environment without what would put a source tree on the path."""
-    return {key: value for key, value in os.environ.items() if not key.startswith(("PYTHON", "PYTEST"))}
+    return {key: value for key, value in os.environ.items() if not key.startswith(("PYTHON", "PYTEST", "ATTN_ORACLE"))}
 
 
 def must(where: Path, *command: str, **env: str) -> None:

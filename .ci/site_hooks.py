@@ -37,7 +37,7 @@ def _help(command: str) -> str:
     start = "import sys; from fuzz.cli import main; sys.argv[0] = 'attn-oracle'; sys.exit(main())"
     printed = subprocess.run(
         [sys.executable, "-c", start, *command.split(), "--help"],
-        env={**os.environ, "PYTHONPATH": str(ROOT), "COLUMNS": "100", "NO_COLOR": "1", "TERM": "dumb"},
+        env={**os.environ, "PYTHONPATH": str(ROOT), "COLUMNS": "94", "NO_COLOR": "1", "TERM": "dumb"},
         capture_output=True,
         text=True,
         check=True,

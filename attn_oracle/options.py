@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 ENGINES = ("auto", "emulator", "cuda", "hip")
@@ -44,7 +45,19 @@ def _engine(value: Any) -> str:
 
 def _text(value: Any) -> str:
     if not isinstance(value, str) or not value:
-        raise ValueError("a name or a path")
+        raise ValueError("a name")
+    return value
+
+
+def _folder(value: Any) -> str:
+    if not isinstance(value, str) or not value or (Path(value).exists() and not Path(value).is_dir()):
+        raise ValueError("a folder, which need not exist")
+    return value
+
+
+def _existing(value: Any) -> str:
+    if not isinstance(value, str) or not value or not Path(value).exists():
+        raise ValueError("the file of a finding, or a folder of them, that exists")
     return value
 
 
@@ -59,8 +72,8 @@ PARSERS: Mapping[str, Callable[[Any], Any]] = {
     "time": _seconds,
     "seed": _integer(0),
     "engine": _engine,
-    "out": _text,
-    "replay": _text,
+    "out": _folder,
+    "replay": _existing,
     "target": _text,
     "modules": _modules,
 }

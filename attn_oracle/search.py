@@ -1,10 +1,12 @@
-"""Search for a case on which a target is wrong, and shrink it: Hypothesis chooses, a process of ours judges."""
+"""Search for a case on which a target is wrong: Hypothesis chooses, a process of ours judges and makes it smaller."""
 
 from __future__ import annotations
 
 import json
 import time as clock
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -20,9 +22,10 @@ from attn_oracle.process import Unavailable, UsageError, shared
 from attn_oracle.target import Named, Target, named
 from oracle.failure import AttentionMismatch, mismatch_type
 
-SHRINK_S = 60.0
-"""Seconds for making a failing case smaller; what was not judged by then is taken to pass."""
-SHRINK_CASES = 300
+SHRINK_S = 30.0
+"""Seconds for making a failing case smaller."""
+MORE = 20
+"""Cases judged after one whose failure may be read in several ways, in search of one that may not."""
 ROUND = 20
 """Cases of one round of a search that has a time and no number."""
 
@@ -93,49 +96,65 @@ def _judged(case: DrawnCase, record: Record) -> dict[str, Any]:
     return record.seen[key]
 
 
-def _fail(case: DrawnCase, judged: dict[str, Any], record: Record, engine: str) -> NoReturn:
+def _fail(case: DrawnCase, judged: dict[str, Any], record: Record, engine: str, tried: str = "") -> NoReturn:
     """Keep the finding and raise the type of its class, always from this line: Hypothesis goes by type and line."""
     __tracebackhide__ = True
     kind = mismatch_type(judged["check"], judged["diagnosis"])
     path = current.path_of(judged["finding"])
     replay = case.named.replay(path, engine)
-    text = f"{judged['text']}\n  {'replay':<11}{replay}"
+    lines = [judged["text"], *([f"  {'smallest':<11}{tried}"] if tried else []), f"  {'replay':<11}{replay}"]
     record.findings[kind.__name__] = {
         "finding": judged["finding"],
         "case": case.words,
         "path": str(path),
         "replay": replay,
-        "text": text,
+        "text": "\n".join(lines),
     }
-    raise kind(text, {**judged["finding"]["evidence"], "case": dict(case.data)})
+    raise kind("\n".join(lines), {**judged["finding"]["evidence"], "case": dict(case.data)})
 
 
 @dataclass
 class _Search:
-    """How far one search may go."""
+    """One search, until when it may ask for judgements, and what it has found."""
 
     record: Record
     engine: str
     until: float | None
-    shrinks: int = 0
-    shrink_until: float | None = None
+    failed: tuple[DrawnCase, dict[str, Any]] | None = None
+    """the failing case whose diagnosis may be read in the fewest ways, and its judgement"""
+    more: int = MORE
 
     def judge(self, case: DrawnCase) -> None:
-        """Raise if the case fails; nothing once what the search may use is used up."""
+        """Raise where there is no need of further cases: a case fails, and in one way only, or all are used up."""
         __tracebackhide__ = True
-        if json.dumps(case.data, sort_keys=True) not in self.record.seen and self._spent():
+        late = self.until is not None and clock.monotonic() > self.until
+        if (late or self.more <= 0) and json.dumps(case.data, sort_keys=True) not in self.record.seen:
             return
+        self.more -= self.failed is not None
         judged = _judged(case, self.record)
-        if "finding" in judged:
-            if self.shrink_until is None:
-                self.shrink_until = clock.monotonic() + SHRINK_S
+        if "finding" not in judged:
+            return
+        if self.failed is None or judged["ways"] < self.failed[1]["ways"]:
+            self.failed = case, judged
+        if judged["ways"] <= 1:
             _fail(case, judged, self.record, self.engine)
 
-    def _spent(self) -> bool:
-        if self.shrink_until is None:
-            return self.until is not None and clock.monotonic() > self.until
-        self.shrinks += 1
-        return self.shrinks > SHRINK_CASES or clock.monotonic() > self.shrink_until
+    def smallest(self) -> None:
+        """Raise for the smallest case that fails in the same way."""
+        __tracebackhide__ = True
+        assert self.failed is not None
+        case, judged = self.failed
+        found = shared().ask(
+            "minimise",
+            target=case.target,
+            case=dict(case.data),
+            finding=judged["finding"],
+            time=SHRINK_S,
+        )
+        if "finding" in found:
+            case, judged = DrawnCase(case.target, found["words"], found["case"], case.named), found
+        end = "no single reduction keeps the fault" if found["complete"] else "the time was up: it may be smaller yet"
+        _fail(case, judged, self.record, self.engine, f"of {found['tried']} cases tried; {end}")
 
 
 def _search(own: Named, record: Record, chosen: Options) -> AttentionMismatch | None:
@@ -145,16 +164,18 @@ def _search(own: Named, record: Record, chosen: Options) -> AttentionMismatch | 
     number = ROUND if until is not None else chosen.cases or DEFAULT_CASES
     seed = chosen.seed or 0
     while True:
-        failed = _round(own, search, number, seed)
-        if failed is not None:
-            record.findings = {type(failed).__name__: record.findings[type(failed).__name__]}
-            return failed
+        _round(own, search, number, seed)
+        if search.failed is not None:
+            record.findings.clear()
+            return _raised(search.smallest)
         if until is None or clock.monotonic() > until:
             return None
         seed += 1
 
 
-def _round(own: Named, search: _Search, number: int, seed: int) -> AttentionMismatch | None:
+def _round(own: Named, search: _Search, number: int, seed: int) -> None:
+    """Judge cases until one fails clearly enough; the search then holds it."""
+
     @strategies.composite
     def own_cases(draw: strategies.DrawFn) -> DrawnCase:
         return drawn(draw, own)
@@ -162,7 +183,7 @@ def _round(own: Named, search: _Search, number: int, seed: int) -> AttentionMism
     @hypothesis.seed(seed)
     @settings(
         max_examples=number,
-        phases=(Phase.generate, Phase.shrink),
+        phases=(Phase.generate,),
         database=None,
         deadline=None,
         derandomize=False,
@@ -175,8 +196,12 @@ def _round(own: Named, search: _Search, number: int, seed: int) -> AttentionMism
     def one(case: DrawnCase) -> None:
         search.judge(case)
 
+    _raised(one)
+
+
+def _raised(run: Callable[[], None]) -> AttentionMismatch | None:
     try:
-        one()
+        run()
     except AttentionMismatch as failed:
         return failed
     return None
@@ -188,10 +213,9 @@ def _replay(own: Named, record: Record, chosen: Options) -> AttentionMismatch | 
     mine = [one for one in found if one["target"] == own.name]
     if not mine:
         pytest.skip(f"{own.name}: no finding of it in {chosen.replay}")
-    search = _Search(record, chosen.engine or "auto", None)
     for one in mine:
-        try:
-            search.judge(DrawnCase(own.name, one["words"], one["case"], own))
-        except AttentionMismatch as failed:
-            return failed
+        case = DrawnCase(own.name, one["words"], one["case"], own)
+        judged = _judged(case, record)
+        if "finding" in judged:
+            return _raised(partial(_fail, case, judged, record, chosen.engine or "auto"))
     return None

@@ -7,6 +7,7 @@ instead, whose path is ours first, and the two talk in lines of JSON. Requests h
     draw    target                              -> {"choose": n} or {"integer": [low, high]}, each answered by
                                                 {"pick": i} or {"pick": null} to give up; at last -> case, words
     judge   target, case                        -> what `_Session.judge` says
+    minimise  target, case, finding, time       -> what `_Session.minimise` says
     findings  path                              -> findings: [{target, case, words}]
 
 An answer {"stop": line} is an error that the user caused, {"harness": line} one of ours. What targets print goes to
@@ -16,8 +17,10 @@ standard error. The process ends with its standard input.
 from __future__ import annotations
 
 import json
+import math
 import os
 import sys
+import time
 import traceback
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -29,9 +32,11 @@ import torch
 from fuzz import engine as engines
 from fuzz import registry
 from fuzz.campaign.finding import Finding, finding_from_dict, findings_of
+from fuzz.campaign.minimise import minimise
 from fuzz.campaign.run import Settings, job_of, outcome_of
 from fuzz.campaign.worker import Limits, Worker, fair_memory_bytes
 from fuzz.case import Case, case_from_dict
+from fuzz.check.result import Check, CheckResult
 from fuzz.commands import parse_engine
 from fuzz.describe import describe
 from fuzz.errors import Exit, Expected, Stop
@@ -134,16 +139,45 @@ class _Session:
         return {"case": case.to_dict(), "words": describe(case)}
 
     def judge(self, request: Mapping[str, Any]) -> dict[str, Any]:
-        """Judge one case: verdict, elements, worst_ratio, reason (of unsupported); where it fails, text, check and
-        diagnosis of the most telling failure, and every finding.
+        """Judge one case: verdict, elements, worst_ratio, reason (of unsupported); where it fails, also text, the most
+        telling failure's check, diagnosis and finding, failed (all checks that did), and ways: how many explanations of
+        the diagnosed class fit.
         """
         name, case = request["target"], case_from_dict(request["case"])
-        target = self.targets[name]
-        reason = unsupported(target.declaration, case)
+        reason = unsupported(self.targets[name].declaration, case)
         if reason is not None:
             return {"verdict": "unsupported", "elements": 0, "worst_ratio": None, "reason": reason}
+        return self._judged(name, case, self.targets[name].settings.timeout_s)
+
+    def minimise(self, request: Mapping[str, Any]) -> dict[str, Any]:
+        """The smallest case found within `time` seconds that fails as `finding` of `case` does.
+
+        Says its judgement, as `judge` does, with case, words, tried (cases judged) and complete (no single reduction
+        keeps the fault); tried and complete alone, where nothing smaller shows it.
+        """
+        name, case, like = request["target"], case_from_dict(request["case"]), request["finding"]
+        target, deadline = self.targets[name], time.monotonic() + request["time"]
+        # A candidate that takes longer than all of the time hangs, unless hanging is what is looked for.
+        most_s = math.inf if like["check"] == Check.HANG else max(request["time"], 1.0)
+        shown: dict[Case, dict[str, Any]] = {}
+
+        def judge(cases: Sequence[Case]) -> list[bool]:
+            for one in cases:
+                said = self._judged(name, one, min(target.settings.timeout_s, most_s))
+                if "finding" in said and _alike(said["finding"], like):
+                    shown[one] = said
+            return [one in shown for one in cases]
+
+        found = minimise(target.declaration, case, judge, expired=lambda: time.monotonic() >= deadline)
+        said = {"tried": found.judged, "complete": found.complete}
+        if found.case not in shown:
+            return said
+        return said | shown[found.case] | {"case": found.case.to_dict(), "words": describe(found.case)}
+
+    def _judged(self, name: str, case: Case, timeout_s: float) -> dict[str, Any]:
+        target = self.targets[name]
         asked = {"target": name, "case": case.to_dict(), "coverage": False}
-        outcome = outcome_of(name, case, target.worker.run(asked, target.settings.timeout_s))
+        outcome = outcome_of(name, case, target.worker.run(asked, timeout_s))
         if outcome.harness is not None:
             return {"harness": outcome.harness.message}
         result = outcome.result
@@ -183,8 +217,6 @@ def _load(modules: tuple[str, ...]) -> dict[str, Declaration]:
 
 
 def _failed(found: Sequence[Finding], case: Case, name: str) -> dict[str, Any]:
-    from fuzz.check.result import CheckResult
-
     failures = [CheckResult(f.check, f.verdict, f.message, f.evidence) for f in found]
     first = by_telling([Failed(check=f.check.value, message=f.message, evidence=f.evidence) for f in failures])[0]
     leading = next(f for f in found if f.check.value == first.check)
@@ -194,7 +226,20 @@ def _failed(found: Sequence[Finding], case: Case, name: str) -> dict[str, Any]:
         "diagnosis": leading.diagnosis,
         "finding": leading.to_dict(),
         "failed": [f.check for f in found],
+        "ways": _ways(leading.to_dict()),
     }
+
+
+def _alike(smaller: Mapping[str, Any], like: Mapping[str, Any]) -> bool:
+    """Whether a finding shows the fault of another, and as clearly: over two keys, windows of 2, 3 and none are one."""
+    same = all(smaller[name] == like[name] for name in ("check", "diagnosis"))
+    return same and _ways(smaller) <= _ways(like)
+
+
+def _ways(finding: Mapping[str, Any]) -> int:
+    """How many explanations of the diagnosed class fit; 0 where there is no diagnosis."""
+    found = finding["evidence"].get("diagnosis")
+    return 0 if not found else sum(one["kind"] == finding["diagnosis"] for one in (found, *found["runners_up"]))
 
 
 def _own_device(engine: Engine) -> None:
@@ -225,7 +270,13 @@ def main() -> None:
 
 
 def _answer(session: _Session, request: Mapping[str, Any]) -> dict[str, Any]:
-    do = {"open": session.open, "draw": session.draw, "judge": session.judge, "findings": session.findings}
+    do = {
+        "open": session.open,
+        "draw": session.draw,
+        "judge": session.judge,
+        "minimise": session.minimise,
+        "findings": session.findings,
+    }
     try:
         return do[request["do"]](request)
     except StopIteration:

@@ -412,12 +412,19 @@ class _Operation:
 
 
 paged_decode = _Operation(Operation.PAGED_DECODE)
+"""One or a few queries a request over keys in a paged cache."""
 varlen_extend = _Operation(Operation.VARLEN_EXTEND)
+"""Requests of any lengths, packed one after another: prefill, or extension of a cached prefix."""
 kv_write = _Operation(Operation.KV_WRITE)
+"""Keys and values of new tokens into slots of a paged cache."""
 kv_gather = _Operation(Operation.KV_GATHER)
+"""Keys and values of requests out of a paged cache into linear tensors."""
 lse_merge = _Operation(Operation.LSE_MERGE)
+"""Partial results with their log-sum-exps to the result over all keys."""
 index_build = _Operation(Operation.INDEX_BUILD)
+"""Lists of slots, for decode context parallel: see `IndexTask`."""
 backend = _Operation(Operation.BACKEND)
+"""A serving stack's whole path over a cache: write, plan, attend."""
 
 
 def declaration_of(function: object) -> Declaration | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 
 @dataclass(frozen=True, order=True)
@@ -53,12 +53,46 @@ class RowKeys:
         return tuple(c.key for c in self.changes or () if c.count > c.expected)
 
 
-def lines(decoded: Iterable[RowKeys], page_size: int | None = None) -> list[str]:
+def lines(
+    decoded: Iterable[RowKeys], page_size: int | None = None, pages: Sequence[Sequence[int]] | None = None
+) -> list[str]:
     """One line for each thing that is wrong: 'row 0 misses key 255', 'row 1: page 3 read where page 7 belongs'.
 
     page_size: to recognise whole pages; of physical pages where slots are known, else of a request's pages, from 0.
+    pages: the pool's page of each page of each request; that they are read in order instead is said first.
     """
-    return [line for row in decoded for line in _lines(row, page_size)]
+    rows = _together(decoded)
+    found = [line for row in rows for line in _lines(row, page_size)]
+    if page_size is not None and pages is not None and _in_order(rows, page_size, pages):
+        found.insert(0, "the pool's pages 0, 1, ... are read in order: the page table is not followed")
+    return found
+
+
+def _together(decoded: Iterable[RowKeys]) -> list[RowKeys]:
+    """Heads of a row that counted the same keys as one."""
+    found: dict[object, RowKeys] = {}
+    for row in decoded:
+        counted = None if row.changes is None else tuple((c.key, c.count) for c in row.changes)
+        same = found.get((row.row, counted))
+        heads = row.heads if same is None else tuple(sorted({*same.heads, *row.heads}))
+        if heads == tuple(range(heads[0], heads[-1] + 1)):
+            found[row.row, counted] = replace(row, heads=heads)
+        else:
+            found[row.row, counted, row.heads] = row
+    return list(found.values())
+
+
+def _in_order(rows: Sequence[RowKeys], g: int, pages: Sequence[Sequence[int]]) -> bool:
+    """Whether each row read the first pages of the pool, as many as its request has, and two of them wrongly in all."""
+    wrong = 0
+    for row in rows:
+        own = set(pages[row.request])
+        lost = {c.key.slot // g for c in row.changes or () if c.count < c.expected}
+        more = {c.key.slot // g for c in row.changes or () if c.count > c.expected}
+        if (own - lost) | more != set(range(len(own))):
+            return False
+        wrong += len(lost)
+    return wrong > 1
 
 
 def _lines(row: RowKeys, g: int | None) -> list[str]:

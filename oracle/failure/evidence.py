@@ -103,5 +103,5 @@ def explanation(
             rows=sorted(rows[:DECODED_ROWS]),
         )
         told = (row for row in decoded if row.changes is not None)
-        found["decoded"] = lines(told, around.page_size)[:DECODED_LINES]
+        found["decoded"] = lines(told, around.page_size, around.pages)[:DECODED_LINES]
     return found

@@ -12,6 +12,9 @@ from oracle.failure.words import count
 _WIDTH = 11
 _STAGES_SHOWN = 3
 _SMALL = 0.01
+_ONLY_NAN = (
+    "with finite numbers there the result is right: keys that are masked are computed with, and 0 times NaN is NaN"
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,7 +46,9 @@ def render(subject: str, description: str, failed: Sequence[Failed], replay: str
             lines += _numbers(one, len(ranked) > 1, drawn)
         elif one is not first:
             lines += _line("also", f"{one.check}: {one.message}")
-    if diagnosis is not None:
+    if {f.check for f in failed} == {"nan"}:
+        lines += _line("means", _ONLY_NAN)
+    if diagnosis is not None and (_explained(first) or first.check != "written"):
         lines += _explanations(diagnosis)
     for text in _decoded(ranked):
         lines += _line("decoded", text)
@@ -113,7 +118,7 @@ def _wrong(found: Mapping[str, Any]) -> str:
 def _worst(found: Mapping[str, Any]) -> str:
     names = ("head", "dim")[: len(found["index"]) - 1]
     where = [f"request {found['request']}", f"row {found['row']}"]
-    if "position" in found:
+    if found.get("position", -1) >= 0:  # a query of a request without keys has none
         where[-1] += f" (position {found['position']})"
     where += [f"{name} {i}" for name, i in zip(names, found["index"][1:], strict=True)]
     expected, actual, bound, ratio = (float(found[name]) for name in ("expected", "actual", "bound", "ratio"))

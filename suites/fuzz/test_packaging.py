@@ -5,12 +5,14 @@ from __future__ import annotations
 import ast
 import json
 import os
+import runpy
 import subprocess
 import sys
 import tomllib
 import zipfile
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from packaging.requirements import Requirement
@@ -223,10 +225,28 @@ def test_wheel_holds_the_packages_without_our_tests(tmp_path: Path) -> None:
         str(path.relative_to(ROOT))
         for room in ("attn_oracle", "oracle", "fuzz", "suites")
         for path in (ROOT / room).rglob("*.py")
-        if path.relative_to(ROOT).parts[:2] not in (("suites", "oracle"), ("suites", "fuzz"))
+        if path.relative_to(ROOT).parts[:2] not in (("suites", "oracle"), ("suites", "fuzz"), ("suites", "museum"))
         and not path.name.startswith("test_")
     }
     assert {name for name in names if name.endswith(".py")} == expected
     assert {"attn_oracle/py.typed", "oracle/py.typed", "fuzz/py.typed"} <= names
     assert "attn-oracle = attn_oracle_cli:main" in entry_points
     assert "attn_oracle = attn_oracle_pytest" in entry_points
+
+
+def test_distribution_checker_sees_what_is_missing_and_what_is_too_much() -> None:
+    script: dict[str, Any] = runpy.run_path(str(ROOT / ".ci" / "check_dist.py"))
+    needed = script["NEEDED"]
+    assert script["wheel_faults"](needed) == []
+    assert script["wheel_faults"]([*needed[1:], "suites/museum/apply.py", "suites/gpu_diff/test_x.py"]) == [
+        f"the wheel lacks {needed[0]}",
+        "the wheel has suites/gpu_diff/test_x.py",
+        "the wheel has suites/museum/apply.py",
+    ]
+    held = [f"attn_oracle-1/{name}" for name in (*needed, *script["SOURCES"])]
+    assert script["source_faults"](held) == []
+    assert script["source_faults"](held[1:]) == [f"the source distribution lacks {needed[0]}"]
+    assert script["differences"]({"a": b"1", "b": b"1"}, {"a": b"1", "b": b"2", "c": b""}) == [
+        "the two wheels differ in b",
+        "the two wheels differ in c",
+    ]

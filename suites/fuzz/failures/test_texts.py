@@ -19,8 +19,8 @@ WORDS = {
     Bug.SINK_OF_FIRST_HEAD: "sink: that of the first head of the group",
     Bug.LSE_BASE_2: "lse_base: 2 where natural is asked for",
     Bug.FIRST_SPLITS_ONLY: "keys 32 to 40 are lost",
-    Bug.TAIL_TIMES_ZERO: "contaminated by NaN where no data is",
-    Bug.NO_TABLE: "page 1 read where page 2 belongs",
+    Bug.TAIL_TIMES_ZERO: "keys that are masked are computed with, and 0 times NaN is NaN",
+    Bug.NO_TABLE: "pages 0, 1, ... are read in order: the page table is not followed",
     Bug.LAST_PAGE: "were not written",
     Bug.ONE_DESCALE: "k_descale: that of the first head for all",
     Bug.FNUZ_AS_FN: "bytes of k and v are read as e4m3fn",
@@ -64,6 +64,12 @@ def test_what_has_no_numbers_is_one_line_and_the_case() -> None:
         "  case       a case",
         "  replay     attn-oracle replay x",
     ]
+
+
+def test_nan_beside_wrong_values_means_no_more_than_it_says() -> None:
+    nan, values = Failed(check="nan", message="nan where no data is"), Failed(check="values", message="wrong")
+    assert "means" in render("t", "a case", [nan])
+    assert "means" not in render("t", "a case", [nan, values])
 
 
 def test_a_class_of_failure_is_a_type() -> None:

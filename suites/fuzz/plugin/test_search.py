@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -69,6 +70,7 @@ def test_the_right_kernel_passes_beside_packages_of_our_names(repository: Reposi
     assert not list(repository.folder.glob(".attn-oracle/*"))
 
 
+@pytest.mark.slow
 def test_a_window_off_by_one_fails_and_the_text_says_so(repository: Repository) -> None:
     repository.write(mine=kernel(wrong=True), test_mine=CHECK)
     done = repository.pytest(*SEARCH, "--attn-out=found", "--junitxml=report.xml")
@@ -78,6 +80,8 @@ def test_a_window_off_by_one_fails_and_the_text_says_so(repository: Repository) 
     assert data["diagnosis"] == "window"
     assert f"attn-oracle replay {path.relative_to(repository.folder)} --targets mine.py" in done.stdout
     assert "----- Captured attn-oracle call -----" in done.stdout
+    assert data["case"]["context_lens"] == [3]
+    assert data["case"]["window"] == 1
     assert done.stdout.count("= attn-oracle =") == 1
     assert data["id"] in (repository.folder / "report.xml").read_text()
 
@@ -118,9 +122,8 @@ def test_with_xdist_one_summary_has_the_findings_of_every_worker(repository: Rep
     assert done.returncode == 1, done.stdout + done.stderr
     assert "2 failed" in done.stdout
     assert done.stdout.count("= attn-oracle =") == 1
-    section = [line for line in done.stdout.splitlines() if line.startswith("mine.attention: ")][-1]
-    counted = int(section.split(": ")[1].split(" ")[0])
-    assert counted > 25
+    first, second, both = map(int, re.findall(r"^mine\.attention: (\d+) cases", done.stdout, re.M))
+    assert both == first + second
     finding(repository.folder / ".attn-oracle")
 
 

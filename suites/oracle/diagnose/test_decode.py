@@ -18,6 +18,7 @@ from fuzz.instance import build
 from fuzz.instance.pool import own_pages
 from oracle.attention import solve
 from oracle.diagnose.decode import Key, RowKeys, decode, lines
+from oracle.diagnose.decoded import Change
 from oracle.problem import Problem, ProblemError
 from oracle.rounding import round_to, widen
 from suites.fuzz.cases import decode_case, extend_case
@@ -281,3 +282,25 @@ def test_descales_and_noise_are_taken_into_account() -> None:
     out[0] = round_to(plain * factors[0].double().repeat_interleave(2)[:, None], torch.bfloat16)
     assert lines(at.decode(out)) == ["row 0 misses key 33"]
     assert at.decode(out, noise=1.0) == ()
+
+
+def in_order(*heads: tuple[int, ...]) -> list[RowKeys]:
+    """Six keys over pages 3, 1, 4 of two slots, of which pages 0, 1, 2 are read."""
+    lost = [Change(Key(0, position, slot), 0, 1, 0.0) for position, slot in ((0, 6), (1, 7), (4, 8), (5, 9))]
+    more = [Change(Key(-1, -1, slot), 1, 0, 1.0) for slot in (0, 1, 4, 5)]
+    return [RowKeys(0, 0, own, False, (*lost, *more)) for own in heads]
+
+
+def test_pages_that_are_read_in_order_are_said_first() -> None:
+    first = "the pool's pages 0, 1, ... are read in order: the page table is not followed"
+    decoded = in_order((0, 1))
+    assert lines(decoded, 2, [[3, 1, 4]])[0] == first
+    assert first not in lines(decoded, 2, [[3, 0, 4]])
+    assert first not in lines(decoded, 2, [[3, 4]])
+    assert first not in lines(decoded, 2)
+
+
+def test_heads_that_counted_the_same_share_a_line() -> None:
+    assert {line.split(":")[0] for line in lines(in_order((0, 1), (2, 3)), 2)} == {"row 0, heads 0 to 3"}
+    apart = {line.split(":")[0] for line in lines(in_order((0, 1), (4, 5)), 2)}
+    assert apart == {"row 0, heads 0 to 1", "row 0, heads 4 to 5"}
