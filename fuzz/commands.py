@@ -113,14 +113,18 @@ def prepare_targets(
     coverage: bool = False,
     timeout_s: float = CASE_TIMEOUT_S,
 ) -> Prepared:
-    """What it takes to run targets that are loaded. Raises ``LedgerError``."""
+    """What it takes to run targets that are loaded. Without ``use_ledger`` it only tells faults apart.
+
+    Raises ``LedgerError``.
+    """
     able, skipped = runnable(targets, engine)
     settings = Settings(
         engine=engine,
         seed=seed,
         jobs=jobs or default_jobs(engine),
         modules=modules,
-        ledger=built_in_ledger() if use_ledger else (),
+        ledger=built_in_ledger(),
+        excused=use_ledger,
         versions=versions(),
         coverage=coverage,
         timeout_s=timeout_s,

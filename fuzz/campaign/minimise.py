@@ -143,14 +143,14 @@ class FindingJudge:
                 continue
             for found in findings_of(outcome.target, outcome.case, outcome.result, self.settings):
                 if _fault(found, self.settings) == wanted:
-                    self.shown[outcome.case] = replace(found, known=self.finding.known, modules=self.finding.modules)
+                    self.shown[outcome.case] = replace(
+                        found, known=self.finding.known, entry=self.finding.entry, modules=self.finding.modules
+                    )
         return [case in self.shown for case in cases]
 
 
 def _fault(found: Finding, settings: Settings) -> tuple[str | None, ...]:
-    entry = next(
-        (d.id for d in settings.defects if d.matches(found.target, found.check, found.diagnosis, found.case)), None
-    )
+    entry = settings.entry(found.target, found.check, found.diagnosis, found.case)
     return found.target, found.check, found.diagnosis, entry
 
 
@@ -228,7 +228,7 @@ def minimise_findings(
 
     ``time_s`` is shared: each has what is left over those that are left, at most ``each_s``; None: there is no limit of
     time. The smallest cases of a target so far are tried first for its other findings. Settings with the ledger keep
-    known defects apart, also where the search ignored it.
+    known defects apart, whether or not they are excused.
     """
     known = {d.name: d for d in declarations}
     todo = [f for f in sorted(distinct(list(findings)), key=lambda f: (f.size, f.id)) if f.target in known]

@@ -15,7 +15,7 @@ from fuzz.cli import main
 from suites.fuzz.campaign.stores import rows
 
 TARGETS = ["planted.gather.clean", "planted.gather.nan", "sglang.shuffle_5d.gather"]
-OPTIONS = ["--targets", "suites.fuzz.planted", "--engine", "emulator", "--jobs", "2", "--json"]
+OPTIONS = ["--targets", "suites.fuzz.planted", "--engine", "emulator", "--jobs", "2", "--json", "--minimise-time", "0s"]
 KILLS = 50
 CASES_A_KILL = 3
 
