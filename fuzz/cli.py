@@ -204,6 +204,9 @@ def fuzz(
     resume: Annotated[bool, typer.Option("--resume", help="Go on with the search that the store holds.")] = False,
     shard: Annotated[str, typer.Option(metavar="I/N", help="Only part I of N; others run elsewhere.")] = "1/1",
     no_ledger: Annotated[bool, typer.Option("--no-ledger", help="Report known defects as new.")] = False,
+    huge: Annotated[
+        bool, typer.Option("--huge", help="Also pools of more than 2**31 elements: gigabytes of address space.")
+    ] = False,
     minimise_time: MinimiseTime = MINIMISE_TIME,
     timeout: Timeout = CASE_TIMEOUT,
     modules: Modules = None,
@@ -233,7 +236,7 @@ def fuzz(
         use_ledger=not no_ledger,
         timeout_s=timeout_s,
     )
-    campaign = prepared.campaign(cases, time_s, part)
+    campaign = prepared.campaign(cases, time_s, part, huge)
     run_search(campaign, prepared, out, resume, as_json, replay_options(engine, modules or ()), minimise_s)
 
 

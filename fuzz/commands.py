@@ -69,9 +69,9 @@ class Prepared:
     asked: Sequence[Declaration] = ()
     """Both of them, in order."""
 
-    def campaign(self, cases: int | None, time_s: float | None, shard: Shard = WHOLE) -> Campaign:
-        """A search over the targets that can run."""
-        return Campaign(self.targets, self.settings, cases, time_s, shard=shard)
+    def campaign(self, cases: int | None, time_s: float | None, shard: Shard = WHOLE, huge: bool = False) -> Campaign:
+        """A search over the targets that can run; ``huge``: also over pools of more than 2**31 elements."""
+        return Campaign(self.targets, self.settings, cases, time_s, shard=shard, huge=huge)
 
     def pool(self) -> Pool:
         """Workers for it; use as a context manager."""

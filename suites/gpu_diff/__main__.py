@@ -92,7 +92,7 @@ def gpu_diff(
     )
     kept = keeper(out)
     with prepared.pool() as pool:
-        shown, stale = check_ledger(pool, prepared, console)
+        shown, stale = ([], []) if no_ledger else check_ledger(pool, prepared, console)
         campaign = prepared.campaign(cases, max(0.0, time_s - (monotonic() - began)))
         campaign.on_outcome = recorder = bundle.Recorder()
         ending = search(campaign, pool, kept)
@@ -129,7 +129,7 @@ def check_ledger(pool: Pool, prepared: Prepared, console: Console) -> tuple[list
     Returns the entries that are shown again, and those that are stale: one target passes.
     """
     settings, known = prepared.settings, {d.name: d for d in prepared.targets}
-    asked = [(d, target) for d in settings.defects for target in d.targets if settings.excused and target in known]
+    asked = [(d, target) for d in settings.defects for target in d.targets if target in known]
     stale: dict[str, Defect] = {}
     outcomes = run_cases(pool, iter([(target, d.case_for(known[target])) for d, target in asked]), settings)
     for (defect, target), outcome in zip(asked, outcomes, strict=True):
