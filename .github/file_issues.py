@@ -2,10 +2,10 @@
 
     python3 .github/file_issues.py DIR --repo OWNER/NAME [--dry-run] [--most 10]
 
-DIR holds what `attn-oracle fuzz --out` and `attn-oracle reproducer --out` left: finding-*.json and, for each finding,
-reproducer-ID/ISSUE.md. A fault is a target, a check and a class of diagnosis: findings that share these share an issue,
-night after night, with the smallest case of tonight. What a person writes into the issue, below the generated part,
-stays. A closed issue whose fault shows again is opened again. Known defects (of the ledger) are left alone.
+DIR holds what `attn-oracle fuzz --out` left: finding-*.json and, for each new finding, reproducer-ID/ISSUE.md. A fault
+is a target, a check and a class of diagnosis: findings that share these share an issue, night after night, with the
+smallest case of tonight. What a person writes into the issue, below the generated part, stays. A closed issue whose
+fault shows again is opened again. Known defects (of the ledger) are left alone.
 
 Needs Python and, but for --dry-run, the command `gh`. Exits 0, 2 for bad input, 3 where `gh` fails.
 """

@@ -24,6 +24,9 @@ from oracle.kinds import Engine
 CASE_TIMEOUT = f"{CASE_TIMEOUT_S:g}"
 """The default of ``--timeout``."""
 
+MINIMISE_TIME = "60s"
+"""The default of ``--minimise-time``."""
+
 app = typer.Typer(
     name="attn-oracle",
     help=__doc__,
@@ -45,6 +48,10 @@ Targets = Annotated[
     list[str] | None, typer.Option("--target", metavar="T", help="A glob over target names. Repeatable.")
 ]
 Seed = Annotated[int, typer.Option(min=0, max=(1 << 63) - 1, help="Case i is a function of it.")]
+MinimiseTime = Annotated[
+    str,
+    typer.Option(metavar="60s", help="Then make new findings smaller, and write their reproducers; 0s: neither."),
+]
 Timeout = Annotated[str, typer.Option("--timeout", metavar="SECONDS", help="For one case; beyond it the case hangs.")]
 Sglang = Annotated[
     str | None, typer.Option("--sglang", metavar="A,B", help="The same over several versions of sglang, and a table.")
@@ -197,6 +204,10 @@ def fuzz(
     resume: Annotated[bool, typer.Option("--resume", help="Go on with the search that the store holds.")] = False,
     shard: Annotated[str, typer.Option(metavar="I/N", help="Only part I of N; others run elsewhere.")] = "1/1",
     no_ledger: Annotated[bool, typer.Option("--no-ledger", help="Report known defects as new.")] = False,
+    huge: Annotated[
+        bool, typer.Option("--huge", help="Also pools of more than 2**31 elements: gigabytes of address space.")
+    ] = False,
+    minimise_time: MinimiseTime = MINIMISE_TIME,
     timeout: Timeout = CASE_TIMEOUT,
     modules: Modules = None,
     as_json: Json = False,
@@ -206,7 +217,7 @@ def fuzz(
     if (cases is None) == (time is None):
         raise Stop(Exit.USAGE, "fuzz: give one of --cases N and --time 10m")
     time_s = None if time is None else duration("--time", time)
-    timeout_s = duration("--timeout", timeout)
+    timeout_s, minimise_s = duration("--timeout", timeout), duration("--minimise-time", minimise_time, zero=True)
     if sglang is not None:
         from fuzz.sweep import sweep
 
@@ -225,8 +236,8 @@ def fuzz(
         use_ledger=not no_ledger,
         timeout_s=timeout_s,
     )
-    campaign = prepared.campaign(cases, time_s, part)
-    run_search(campaign, prepared, out, resume, as_json, replay_options(engine, modules or ()))
+    campaign = prepared.campaign(cases, time_s, part, huge)
+    run_search(campaign, prepared, out, resume, as_json, replay_options(engine, modules or ()), minimise_s)
 
 
 stores = typer.Typer(help="What is done with the stores of searches.", no_args_is_help=True)

@@ -68,9 +68,9 @@ class Prepared:
     asked: Sequence[Declaration] = ()
     """Both of them, in order."""
 
-    def campaign(self, cases: int | None, time_s: float | None, shard: Shard = WHOLE) -> Campaign:
-        """A search over the targets that can run."""
-        return Campaign(self.targets, self.settings, cases, time_s, shard=shard)
+    def campaign(self, cases: int | None, time_s: float | None, shard: Shard = WHOLE, huge: bool = False) -> Campaign:
+        """A search over the targets that can run; ``huge``: also over pools of more than 2**31 elements."""
+        return Campaign(self.targets, self.settings, cases, time_s, shard=shard, huge=huge)
 
     def pool(self) -> Pool:
         """Workers for it; use as a context manager."""
@@ -112,14 +112,18 @@ def prepare_targets(
     coverage: bool = False,
     timeout_s: float = CASE_TIMEOUT_S,
 ) -> Prepared:
-    """What it takes to run targets that are loaded. Raises ``LedgerError``."""
+    """What it takes to run targets that are loaded. Without ``use_ledger`` it only tells faults apart.
+
+    Raises ``LedgerError``.
+    """
     able, skipped = runnable(targets, engine)
     settings = Settings(
         engine=engine,
         seed=seed,
         jobs=jobs or default_jobs(engine),
         modules=modules,
-        ledger=built_in_ledger() if use_ledger else (),
+        ledger=built_in_ledger(),
+        excused=use_ledger,
         versions=versions(),
         coverage=coverage,
         timeout_s=timeout_s,

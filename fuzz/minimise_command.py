@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,7 @@ from fuzz.campaign.finding import Finding, findings_of
 from fuzz.campaign.minimise import Smaller, changes, minimise_finding
 from fuzz.campaign.pool import Pool
 from fuzz.campaign.run import run_cases
-from fuzz.commands import Prepared, built_in_ledger, prepare_targets
+from fuzz.commands import Prepared, prepare_targets
 from fuzz.errors import Exit, Stop
 from fuzz.finding_files import finding_files, read_finding
 from fuzz.options import CASE_TIMEOUT_S
@@ -39,11 +38,11 @@ def run_minimise(
     known = registry.load(modules)
     given = read_finding(path, known)
     declaration = known[given.target]
-    prepared = prepare_targets([declaration], engine=engine, modules=modules, jobs=jobs, timeout_s=timeout_s)
+    prepared = prepare_targets(
+        [declaration], engine=engine, modules=modules, jobs=jobs, use_ledger=True, timeout_s=timeout_s
+    )
     if prepared.skipped:
         raise Stop(Exit.NOTHING, f"{declaration.name}: {prepared.skipped[declaration.name]}")
-    # The ledger tells known defects apart, so that one is not taken for the other on the way.
-    prepared = replace(prepared, settings=replace(prepared.settings, ledger=built_in_ledger()))
     with prepared.pool() as pool:
         finding = _again(given, pool, prepared)
         found = minimise_finding(finding, declaration, pool, prepared.settings, time_s=time_s)

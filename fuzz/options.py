@@ -13,12 +13,12 @@ CASE_TIMEOUT_S = 120.0
 """One case runs a kernel three or four times; a cold compilation takes seconds. Beyond this it hangs."""
 
 
-def duration(option: str, text: str) -> float:
-    """Seconds in ``90s``, ``10m``, ``2h`` or a plain number of seconds. Raises ``Stop``."""
+def duration(option: str, text: str, zero: bool = False) -> float:
+    """Seconds in ``90s``, ``10m``, ``2h`` or a plain number of seconds; ``zero``: may be none. Raises ``Stop``."""
     match = re.fullmatch(r"(\d+(?:\.\d+)?)([smh]?)", text.strip())
     seconds = 0.0 if match is None else float(match[1]) * {"": 1, "s": 1, "m": 60, "h": 3600}[match[2]]
-    if not 0 < seconds <= LONGEST_S:
+    if not (0 < seconds <= LONGEST_S or (zero and match and not seconds)):
         shown = text if len(text) <= 60 else text[:57] + "..."
-        allowed = f"a time such as 90s, 10m or 2h, above zero, at most {LONGEST_S:.0f} s"
+        allowed = f"a time such as 90s, 10m or 2h, {'0s' if zero else 'above zero'}, at most {LONGEST_S:.0f} s"
         raise Stop(Exit.USAGE, f"{option}: {shown!r}; allowed: {allowed}")
     return seconds

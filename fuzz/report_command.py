@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+import os
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 from rich.console import Console
 from rich.text import Text
 
 from fuzz.campaign import store
+from fuzz.campaign.finding import Finding
 from fuzz.errors import Exit, Expected, Stop
 from fuzz.plain import Fields, read_json
 from fuzz.report import digest, html, junit
@@ -39,7 +42,8 @@ def write_report(
         raise Stop(Exit.USAGE, f"{folder}: no folder")
     if history is not None and not history.is_dir():
         raise Stop(Exit.USAGE, f"--history {history}: no folder")
-    report = load(folder, [read_object(path, read_run) for path in runs], history)
+    beside = page.parent if page is not None else folder
+    report = load(folder, [read_object(path, read_run) for path in runs], history, beside)
     for line in report.bad:
         Console(stderr=True).print(Text(f"attn-oracle: {line}"), soft_wrap=True)
     if not (page or markdown or xml or as_json):
@@ -55,10 +59,43 @@ def write_report(
         raise Stop(Exit.USAGE, f"{folder}: {len(report.bad)} files are no findings")
 
 
-def load(folder: Path, runs: Sequence[Any], history: Path | None = None) -> Report:
+MARKDOWN = "report.md"
+
+
+def write_run(folder: Path, run: Mapping[str, Any], findings: Sequence[Finding], paths: Mapping[str, str]) -> Path:
+    """The report of a run that has just ended, as HTML and Markdown in ``folder``; returns the HTML file.
+
+    Earlier runs that the folder's store knows are its history. Raises ``Stop``, also where one cannot be read.
+    """
+    nights = _stored(folder)[0] if (folder / store.FILE).is_file() else []
+    if nights and all(nights[-1].get(name) == value for name, value in run.items()):
+        run, nights = nights[-1], nights[:-1]
+    shown = [finding.to_dict() for finding in findings]
+    folders = _folders(folder, [finding.id for finding in findings], folder)
+    try:
+        report = Report.of(run, shown, nights, paths=paths, folders=folders)
+    except Expected as error:
+        raise Stop(error.exit_code, f"{folder}: no report: {error}") from None
+    _write(folder / MARKDOWN, digest.render(report))
+    _write(folder / DEFAULT, html.render(report))
+    return folder / DEFAULT
+
+
+def _folders(folder: Path, findings: Iterable[str], beside: Path) -> dict[str, str]:
+    """The reproducers in ``folder`` by finding, as a page in the folder ``beside`` links to them."""
+    there = {finding: folder / f"reproducer-{finding}" for finding in findings}
+    return {
+        finding: quote(f"{Path(os.path.relpath(path, beside)).as_posix()}/")
+        for finding, path in there.items()
+        if path.is_dir()
+    }
+
+
+def load(folder: Path, runs: Sequence[Any], history: Path | None = None, beside: Path | None = None) -> Report:
     """What a folder holds: finding files, and a store with its nights and findings if there is one.
 
-    The last of ``runs``, or of the store's nights, is the run; those before it are history. Raises ``StoreError``.
+    The last of ``runs``, or of the store's nights, is the run; those before it are history. ``beside``: the folder of
+    the page. Raises ``StoreError``.
     """
     findings, paths, bad = {}, {}, []
     for path in sorted(folder.rglob("finding-*.json")):
@@ -76,7 +113,8 @@ def load(folder: Path, runs: Sequence[Any], history: Path | None = None) -> Repo
         findings |= kept
         nights += own
     runs = [*nights, *runs]
-    return Report.of(runs[-1] if runs else None, findings.values(), runs[:-1], paths=paths, bad=bad)
+    folders = _folders(folder, findings, beside or folder)
+    return Report.of(runs[-1] if runs else None, findings.values(), runs[:-1], paths=paths, folders=folders, bad=bad)
 
 
 def _earlier(history: Path, folder: Path) -> tuple[list[Any], list[str]]:
@@ -101,7 +139,7 @@ def _stored(folder: Path) -> tuple[list[Any], dict[str, Any]]:
             for row in opened.findings(campaign.id):
                 told = {"cases": row.cases, "severity": row.severity, "reachability": row.reachability}
                 data = row.data if row.minimised is None else row.minimised
-                found[row.id] = {**data, "id": row.id, **told}
+                found[data["id"]] = {**data, **told}
     return nights, found
 
 

@@ -21,15 +21,26 @@ from fuzz.campaign.run import Campaign, Outcome
 from fuzz.campaign.store import StoreError
 from fuzz.commands import Prepared, stop_unless_clean, wide_console
 from fuzz.errors import Exit, Stop
+from fuzz.explain import explain
 from fuzz.progress import progress
 from fuzz.report import summary as summaries
 from fuzz.report.keep import Keeper
+from fuzz.report_command import write_run
 
 
 def run_search(
-    campaign: Campaign, prepared: Prepared, out: Path, resume: bool, as_json: bool, options: Sequence[str]
+    campaign: Campaign,
+    prepared: Prepared,
+    out: Path,
+    resume: bool,
+    as_json: bool,
+    options: Sequence[str],
+    minimise_s: float,
 ) -> None:
-    """Search, recorded in the store of ``out``, and report. ``options`` are those of a replay."""
+    """Search, recorded in the store of ``out``, explain what was found, and report.
+
+    ``options`` are those of a replay.
+    """
     kept = keeper(out)
     journal, told = start(out, campaign, resume)
     with journal.store:
@@ -38,6 +49,8 @@ def run_search(
         kept.resume(f for s in campaign.summaries.values() for f in s.findings)
         with prepared.pool() as pool:
             ending = search(campaign, pool, kept)
+            if not ending.interrupted:
+                ending = explained(campaign, pool, kept, minimise_s, journal)
         finish(campaign, prepared.skipped, kept, as_json, options, ending, journal)
 
 
@@ -76,6 +89,18 @@ def search(campaign: Campaign, pool: Pool, kept: Keeper) -> Ending:
     return Ending()
 
 
+def explained(campaign: Campaign, pool: Pool, kept: Keeper, time_s: float, journal: Journal | None = None) -> Ending:
+    """See ``explain``. Ctrl-C or SIGTERM ends it, as a store does that takes no more; what there is is kept."""
+    try:
+        with terminable():
+            explain(campaign, pool, kept, time_s, journal)
+    except KeyboardInterrupt:
+        Console(stderr=True).print("interrupted: what was explained so far is kept")
+    except StoreError as failure:
+        return Ending(interrupted=True, failure=failure)
+    return Ending()
+
+
 @contextmanager
 def terminable() -> Iterator[None]:
     """SIGTERM raises ``KeyboardInterrupt``, as Ctrl-C does. Without effect outside the main thread."""
@@ -109,12 +134,13 @@ def finish(
     ending = ending or Ending()
     found = [f for s in campaign.summaries.values() for f in s.findings]
     kept.keep(found)  # an interrupt may have come between a finding and its file
-    report = summaries.to_dict(campaign, skipped, kept.paths)
+    shown = summaries.shown(found, kept.smaller)
+    report = summaries.to_dict(campaign, skipped, kept.paths, kept.smaller)
     if as_json:
         print(json.dumps(report, indent=2))
     else:
         console = wide_console()
-        summaries.print_findings(found, kept.paths, console, options)
+        summaries.print_findings(shown, kept.paths, console, options)
         summaries.print_table(campaign, skipped, console)
     if ending.failure is not None:
         raise ending.failure
@@ -122,6 +148,8 @@ def finish(
         journal.end(report, ending.interrupted)
     if kept.failure is not None and not campaign.harness_errors:
         raise _cannot_write(kept.folder, kept.failure)
+    page = write_run(kept.folder, report, shown, kept.paths)
+    Console(stderr=as_json).print(Text(f"report: {page}"), soft_wrap=True)
     stop_unless_clean(campaign)
 
 

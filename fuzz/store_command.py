@@ -41,7 +41,8 @@ def joined(store: Store, modules: Sequence[str]) -> Campaign:
         engine=Engine(last.settings["engine"]),
         seed=last.settings["seed"],
         modules=tuple(last.settings["modules"]),
-        ledger=() if last.settings["ledger"] is None else built_in_ledger(),
+        ledger=built_in_ledger(),
+        excused=last.settings["ledger"] is not None,
         versions=last.settings["versions"],
     )
     campaign = Campaign([known[name] for name in names], settings, None, None)

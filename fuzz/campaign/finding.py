@@ -42,6 +42,8 @@ class Finding:
     case: Case
     modules: tuple[str, ...] = ()
     """the user's target modules, as they were named; for information"""
+    entry: str | None = None
+    """the ledger entry that tells it from others, also where the ledger excuses nothing"""
 
     @property
     def id(self) -> str:
@@ -69,9 +71,10 @@ class Finding:
         Where no diagnosis tells, what the case's operands are made of stands in for it.
         """
         case = self.case
-        told = self.known is not None or self.diagnosis not in (None, Kind.UNEXPLAINED)
+        entry = self.known or self.entry
+        told = entry is not None or self.diagnosis not in (None, Kind.UNEXPLAINED)
         made_of = () if told else (case.dtype, case.pool.value, case.index_dtype)
-        return (self.target, self.check, self.diagnosis, self.known, *made_of)
+        return (self.target, self.check, self.diagnosis, entry, *made_of)
 
     @property
     def size(self) -> tuple[int, ...]:
@@ -136,7 +139,7 @@ def findings_of(target: str, case: Case, result: CaseResult, settings: Settings)
     found = []
     for failure in result.failures:
         diagnosis = class_of(result.checks, failure.check)
-        known = next((d.id for d in settings.defects if d.matches(target, failure.check, diagnosis, case)), None)
+        entry = settings.entry(target, failure.check, diagnosis, case)
         found.append(
             Finding(
                 target=target,
@@ -148,9 +151,10 @@ def findings_of(target: str, case: Case, result: CaseResult, settings: Settings)
                 worst_ratio=result.worst_ratio,
                 engine=settings.engine,
                 versions=settings.versions,
-                known=known,
+                known=entry if settings.excused else None,
                 case=case,
                 modules=settings.modules,
+                entry=entry,
             )
         )
     return found

@@ -7,6 +7,7 @@ from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
+from fuzz.campaign.finding import Finding, saved_finding
 from fuzz.campaign.rounds import WHOLE, Closed, Shard
 from fuzz.campaign.run import Campaign, HarnessError, Outcome, Recorded
 from fuzz.campaign.store import CampaignRow, Found, Key, Result, Round, Store, StoreError, writer
@@ -42,6 +43,11 @@ class Journal:
         )
         found = [Found(finding.fault, finding.size, finding.to_dict()) for finding in recorded.found]
         self.store.add(self._campaign, row, found, self._round(recorded.closed))
+
+    def minimised(self) -> dict[str, Finding]:
+        """What the findings of the campaign, by their ids, were made into."""
+        rows = self.store.findings(self._campaign)
+        return {row.id: saved_finding(row.minimised) for row in rows if row.minimised is not None}
 
     def _round(self, closed: Closed | None) -> Round | None:
         if closed is None:
@@ -100,7 +106,7 @@ def settings_of(campaign: Campaign) -> dict[str, Any]:
         "most_tokens": campaign.most_tokens,
         "huge": campaign.huge,
         "shards": campaign.shard.of,
-        "ledger": _digest([defect.id for defect in settings.defects]) if settings.ledger else None,
+        "ledger": _digest([defect.id for defect in settings.defects]) if settings.ledger and settings.excused else None,
         "versions": dict(settings.versions),
     }
 

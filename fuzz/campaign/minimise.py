@@ -8,6 +8,7 @@ of workers nor on their speed; a limit of time alone can end it earlier.
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, fields, replace
 from enum import StrEnum
@@ -143,14 +144,14 @@ class FindingJudge:
                 continue
             for found in findings_of(outcome.target, outcome.case, outcome.result, self.settings):
                 if _fault(found, self.settings) == wanted:
-                    self.shown[outcome.case] = replace(found, known=self.finding.known, modules=self.finding.modules)
+                    self.shown[outcome.case] = replace(
+                        found, known=self.finding.known, entry=self.finding.entry, modules=self.finding.modules
+                    )
         return [case in self.shown for case in cases]
 
 
 def _fault(found: Finding, settings: Settings) -> tuple[str | None, ...]:
-    entry = next(
-        (d.id for d in settings.defects if d.matches(found.target, found.check, found.diagnosis, found.case)), None
-    )
+    entry = settings.entry(found.target, found.check, found.diagnosis, found.case)
     return found.target, found.check, found.diagnosis, entry
 
 
@@ -213,6 +214,18 @@ def minimise_finding(
     return Smaller(finding, judge.shown.get(found.case, finding), found.judged, found.complete)
 
 
+def _one_of_each_first(findings: Sequence[Finding]) -> list[Finding]:
+    """The smallest of each known defect or diagnosis of a target, then the second of each, and so on."""
+    seen: Counter[tuple[str | None, ...]] = Counter()
+    placed = []
+    for finding in sorted(findings, key=lambda f: (f.size, f.id)):
+        entry = finding.known or finding.entry
+        cause = (finding.target, entry, None if entry else finding.diagnosis)
+        placed.append((seen[cause], finding))
+        seen[cause] += 1
+    return [finding for _, finding in sorted(placed, key=lambda pair: pair[0])]
+
+
 def minimise_findings(
     findings: Iterable[Finding],
     declarations: Iterable[Declaration],
@@ -224,14 +237,15 @@ def minimise_findings(
     most: int | None = None,
     done: Callable[[Smaller], None] = lambda smaller: None,
 ) -> list[Smaller]:
-    """One smaller finding for each fault that can be told apart, the smallest first. ``done`` hears of each at once.
+    """One smaller finding for each fault that can be told apart, the smallest first; a fault's other checks come after
+    the first check of every fault. ``done`` hears of each at once.
 
     ``time_s`` is shared: each has what is left over those that are left, at most ``each_s``; None: there is no limit of
     time. The smallest cases of a target so far are tried first for its other findings. Settings with the ledger keep
-    known defects apart, also where the search ignored it.
+    known defects apart, whether or not they are excused.
     """
     known = {d.name: d for d in declarations}
-    todo = [f for f in sorted(distinct(list(findings)), key=lambda f: (f.size, f.id)) if f.target in known]
+    todo = _one_of_each_first([f for f in distinct(list(findings)) if f.target in known])
     deadline = None if time_s is None else time.monotonic() + time_s
     results: list[Smaller] = []
     for place, finding in enumerate(todo):

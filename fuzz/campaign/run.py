@@ -81,8 +81,8 @@ class TargetSummary:
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
-    """How to run. ``modules`` are the user's own target modules; ``ledger`` is empty where it is ignored;
-    ``coverage`` asks for what the kernels reached (emulator only).
+    """How to run. ``modules`` are the user's own target modules; ``coverage`` asks for what the kernels reached
+    (emulator only). ``ledger`` tells known defects apart; ``excused``: they are known, and not reported as new.
     """
 
     engine: Engine
@@ -90,6 +90,7 @@ class Settings:
     jobs: int = 1
     modules: tuple[str, ...] = ()
     ledger: tuple[Defect, ...] = ()
+    excused: bool = True
     versions: Versions = field(default_factory=dict)
     timeout_s: float = CASE_TIMEOUT_S
     coverage: bool = False
@@ -100,11 +101,15 @@ class Settings:
         return tuple(d for d in self.ledger if d.applies(self.engine, self.versions))
 
     def explains(self, outcome: Outcome) -> bool:
-        """Whether the ledger knows every failure of an outcome."""
-        return all(
-            any(d.matches(outcome.target, f.check, outcome.diagnosis(f.check), outcome.case) for d in self.defects)
+        """Whether every failure of an outcome is known."""
+        return self.excused and all(
+            self.entry(outcome.target, f.check, outcome.diagnosis(f.check), outcome.case) is not None
             for f in outcome.result.failures
         )
+
+    def entry(self, target: str, check: Check, diagnosis: str | None, case: Case) -> str | None:
+        """The ledger's entry of a failure, by its id."""
+        return next((d.id for d in self.defects if d.matches(target, check, diagnosis, case)), None)
 
 
 def job_of(settings: Settings) -> Job:

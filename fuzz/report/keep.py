@@ -23,6 +23,8 @@ class Keeper:
         self.folder = folder
         self.failure: OSError | None = None
         """the first file that could not be written"""
+        self.smaller: dict[str, Finding] = {}
+        """what a finding that the search kept, by its id, was made into"""
         self._shown: dict[tuple[str | None, ...], Finding] = {}
         self._written: set[str] = set()
         self._older: set[str] = set()
@@ -52,6 +54,13 @@ class Keeper:
         self._written.update(_file(finding) for finding in findings)
         self.keep(findings)
 
+    def replace(self, before: Finding, after: Finding) -> None:
+        """Keep ``after`` in the place of ``before``, which it makes superfluous. Never raises ``OSError``."""
+        if before.id == after.id or not self._write(_file(after), after.to_dict()):
+            return
+        self.smaller[before.id] = after
+        self._remove(_file(before))
+
     def keep_error(self, error: HarnessError) -> None:
         """Write a failure of our own code."""
         self._write(f"harness-{self._errors}.json", error.to_dict())
@@ -60,8 +69,8 @@ class Keeper:
     @property
     def paths(self) -> dict[str, str]:
         """The file of each finding that was written, by the finding's id."""
-        found = {finding.id: self.folder / _file(finding) for finding in self._shown.values()}
-        return {key: str(path) for key, path in found.items()}
+        shown = [self.smaller.get(finding.id, finding) for finding in self._shown.values()]
+        return {finding.id: str(self.folder / _file(finding)) for finding in shown}
 
     def _write(self, name: str, data: dict[str, Any]) -> bool:
         path = self.folder / name

@@ -63,6 +63,8 @@ class FindingView:
     versions: tuple[tuple[str, str], ...] = ()
     case: str = ""
     path: str | None = None
+    folder: str | None = None
+    """with its reproducer, as the page says it"""
     grids: tuple[Grid, ...] = ()
     keys: tuple[KeysOfRow, ...] = ()
     facts: tuple[tuple[str, str], ...] = ()
@@ -176,15 +178,17 @@ class Report:
         history: Iterable[object] = (),
         *,
         paths: Mapping[str, str] | None = None,
+        folders: Mapping[str, str] | None = None,
         bad: Sequence[str] = (),
     ) -> Report:
-        """Read plain data: a ``--json`` object, finding objects, earlier ``--json`` objects; a finding's file by id.
+        """Read plain data: a ``--json`` object, finding objects, earlier ``--json`` objects; a finding's file, and
+        the folder with its reproducer, by id.
 
         Findings that only ``summary`` tells of are shown as far as it does. Raises ``PlainError`` and ``CaseError``.
         """
         given, past = list(findings), list(history)
         run = None if summary is None else read_run(summary)
-        views = {view.id: view for view in (read_finding(one, paths) for one in given)}
+        views = {view.id: view for view in (read_finding(one, paths, folders) for one in given)}
         for target in run.targets if run else ():
             for view in target.findings:
                 views.setdefault(view.id, view)
@@ -225,7 +229,9 @@ def _several(count: int, noun: str) -> str:
 # ------------------------------------------------------------------- findings
 
 
-def read_finding(data: object, paths: Mapping[str, str] | None = None) -> FindingView:
+def read_finding(
+    data: object, paths: Mapping[str, str] | None = None, folders: Mapping[str, str] | None = None
+) -> FindingView:
     """Read a finding's plain data. Raises ``PlainError`` and ``CaseError``."""
     own = Fields(data, "finding")
     own.schema(FINDING_SCHEMA)
@@ -247,6 +253,7 @@ def read_finding(data: object, paths: Mapping[str, str] | None = None) -> Findin
         versions=_versions(own),
         case=case.to_json(),
         path=(paths or {}).get(name),
+        folder=(folders or {}).get(name),
         grids=tuple(_grids(evidence)),
         keys=tuple(_keys(one) for one in evidence.each("keys")),
         facts=(*_said(own), *_facts(evidence.data)),

@@ -19,15 +19,22 @@ from fuzz.space import Pair
 from oracle.verdict import Verdict
 
 SCHEMA = 1
+NONE_SMALLER: Mapping[str, Finding] = {}
 
 
-def to_dict(campaign: Campaign, skipped: Mapping[str, str], paths: Mapping[str, str]) -> dict[str, Any]:
+def to_dict(
+    campaign: Campaign,
+    skipped: Mapping[str, str],
+    paths: Mapping[str, str],
+    smaller: Mapping[str, Finding] = NONE_SMALLER,
+) -> dict[str, Any]:
     """The JSON object of ``fuzz`` and gpu_diff.
 
-    ``skipped`` says why a target did not run at all; ``paths`` maps a finding's id to the file that holds it.
+    ``skipped`` says why a target did not run at all; ``paths`` maps a finding's id to the file that holds it,
+    ``smaller`` to what it was made into.
     """
     settings = campaign.settings
-    targets = {name: _target(summary, paths) for name, summary in campaign.summaries.items()}
+    targets = {name: _target(summary, paths, smaller) for name, summary in campaign.summaries.items()}
     targets |= {name: _absent(reason) for name, reason in skipped.items()}
     return {
         "schema": SCHEMA,
@@ -39,7 +46,7 @@ def to_dict(campaign: Campaign, skipped: Mapping[str, str], paths: Mapping[str, 
     }
 
 
-def _target(summary: TargetSummary, paths: Mapping[str, str]) -> dict[str, Any]:
+def _target(summary: TargetSummary, paths: Mapping[str, str], smaller: Mapping[str, Finding]) -> dict[str, Any]:
     return {
         "cases": summary.cases,
         "elements": summary.elements,
@@ -49,7 +56,7 @@ def _target(summary: TargetSummary, paths: Mapping[str, str]) -> dict[str, Any]:
         "verdicts": {v.value: n for v, n in sorted(summary.verdicts.items())},
         "skipped": dict(summary.skipped),
         "coverage": coverage(summary.coverage),
-        "findings": [_finding(f, paths) for f in distinct(summary.findings)],
+        "findings": [_finding(f, paths) for f in shown(summary.findings, smaller)],
         "time": {name: round(summary.seconds[name], 4) for name in (*PHASES, "other")},
     }
 
@@ -118,6 +125,12 @@ def distinct(findings: Sequence[Finding]) -> list[Finding]:
         if key not in groups or finding.size < groups[key].size:
             groups[key] = finding
     return list(groups.values())
+
+
+def shown(findings: Sequence[Finding], smaller: Mapping[str, Finding]) -> list[Finding]:
+    """Each distinct finding, or what it was made into; those that were made into the same case are one."""
+    found = (smaller.get(finding.id, finding) for finding in distinct(findings))
+    return list({finding.id: finding for finding in found}.values())
 
 
 def print_table(campaign: Campaign, skipped: Mapping[str, str], console: Console) -> None:

@@ -109,7 +109,18 @@ def test_a_case_outside_the_declared_capabilities_is_unsupported(
 
 
 def test_fuzz_repeats_itself_and_keeps_its_findings(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    arguments = ["fuzz", "planted.gather.nan", "planted.gather.clean", *PLANTED, *EMULATOR, "--cases", "12", "--json"]
+    arguments = [
+        "fuzz",
+        "planted.gather.nan",
+        "planted.gather.clean",
+        *PLANTED,
+        *EMULATOR,
+        "--cases",
+        "12",
+        "--json",
+        "--minimise-time",
+        "0s",
+    ]
     assert main([*arguments, "--jobs", "1", "--out", str(tmp_path / "a")]) == 1
     first = result(capsys)
     assert main([*arguments, "--jobs", "2", "--out", str(tmp_path / "b")]) == 1

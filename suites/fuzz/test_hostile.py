@@ -40,7 +40,7 @@ def searched(target: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
     """A campaign over one hostile target and a harmless one beside it."""
     timeout = "2s" if target.endswith("hang") else "60s"
     where = ["--engine", "emulator", "--out", str(tmp_path), "--timeout", timeout, "--jobs", "2", "--json"]
-    code = main(["fuzz", target, "hostile.bystander", *MODULES, "--cases", str(CASES), *where])
+    code = main(["fuzz", target, "hostile.bystander", *MODULES, "--cases", str(CASES), "--minimise-time", "0s", *where])
     return code, json.loads(capsys.readouterr().out)["targets"]
 
 

@@ -18,14 +18,26 @@ from rich.text import Text
 from fuzz import registry
 from fuzz.campaign.pool import Pool
 from fuzz.campaign.run import Campaign, run_cases
-from fuzz.cli import CASE_TIMEOUT, EngineOption, Jobs, Json, Modules, Seed, Sglang, Timeout, guarded
+from fuzz.cli import (
+    CASE_TIMEOUT,
+    MINIMISE_TIME,
+    EngineOption,
+    Jobs,
+    Json,
+    MinimiseTime,
+    Modules,
+    Seed,
+    Sglang,
+    Timeout,
+    guarded,
+)
 from fuzz.commands import Prepared, parse_engine, prepare, replay_options, wide_console
 from fuzz.errors import Exit, Stop
 from fuzz.ledger import Defect
 from fuzz.options import duration
 from fuzz.report import functions
 from fuzz.report import summary as summaries
-from fuzz.search_command import finish, keeper, search
+from fuzz.search_command import explained, finish, keeper, search
 from fuzz.sweep import sweep
 from oracle.kinds import Engine
 from suites.gpu_diff import bundle
@@ -47,6 +59,7 @@ def gpu_diff(
     jobs: Jobs = None,
     out: Annotated[Path, typer.Option(metavar="DIR", help="Where findings are kept.")] = Path(".attn-oracle"),
     no_ledger: Annotated[bool, typer.Option("--no-ledger", help="Report known defects as new.")] = False,
+    minimise_time: MinimiseTime = MINIMISE_TIME,
     timeout: Timeout = CASE_TIMEOUT,
     modules: Modules = None,
     as_json: Json = False,
@@ -61,6 +74,7 @@ def gpu_diff(
         if bundle_to is not None:
             raise Stop(Exit.USAGE, "--bundle: one version a file; allowed: without --sglang")
         sweep(sglang, ("-m", "suites.gpu_diff"), context.obj, out, as_json)
+    minimise_s = duration("--minimise-time", minimise_time, zero=True)
     began = monotonic()
     time_s, chosen = duration("--time", time), parse_engine(engine)
     bundled = bundle.destination(bundle_to, chosen, out)
@@ -78,10 +92,12 @@ def gpu_diff(
     )
     kept = keeper(out)
     with prepared.pool() as pool:
-        shown, stale = check_ledger(pool, prepared, console)
+        shown, stale = ([], []) if no_ledger else check_ledger(pool, prepared, console)
         campaign = prepared.campaign(cases, max(0.0, time_s - (monotonic() - began)))
         campaign.on_outcome = recorder = bundle.Recorder()
         ending = search(campaign, pool, kept)
+        if not ending.interrupted:
+            ending = explained(campaign, pool, kept, minimise_s)
     if bundled is not None:
         bundle.write(bundled, bundle.bundle(campaign, recorder, prepared.skipped, shown, stale, context.obj))
         console.print(Text(f"result bundle: {bundled}"), soft_wrap=True)

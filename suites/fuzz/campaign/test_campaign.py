@@ -37,7 +37,7 @@ def use(monkeypatch: pytest.MonkeyPatch, jobs: int) -> None:
 
 
 def fuzz(out: Path, *arguments: str) -> int:
-    return main(["fuzz", *TARGETS, "--out", str(out), "--json", *arguments])
+    return main(["fuzz", *TARGETS, "--out", str(out), "--json", "--minimise-time", "0s", *arguments])
 
 
 def without_times(capsys: pytest.CaptureFixture[str]) -> Any:
