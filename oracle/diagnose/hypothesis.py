@@ -33,7 +33,7 @@ class Hypothesis:
     them. bounded: what becomes of their bounds.
     given: it was found to hold without a solve. lse_fitted: the log-sum-exp is explained by construction.
     fitted: how many numbers were fitted to what was returned. whole: needs all heads of a row, so that it cannot be
-    tried on one kv head. rank: order among hypotheses of one kind, the smaller change first.
+    tried on one kv head. uniform: a number that all query heads of a kv head share. rank: order among hypotheses of one kind, the smaller change first.
     """
 
     kind: Kind
@@ -47,6 +47,7 @@ class Hypothesis:
     whole: bool = False
     given: bool = False
     lse_fitted: bool = False
+    uniform: bool = False
     rank: int = 0
 
     def answer(self, subject: Subject, tokens: Sequence[int], kv_head: int | None = None) -> Answer:

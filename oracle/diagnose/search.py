@@ -154,7 +154,8 @@ class _Search:
         # That a row is not a number, or may be any, says little: the others have to agree.
         if bool(fit.undefined[failing].all()):
             return None
-        everywhere = (True,) if bool(fit.undefined[failing].any()) else (True, False)
+        alone = not bool(fit.undefined[failing].any()) and self._may_be_partial(hypothesis)
+        everywhere = (True, False) if alone else (True,)
         fits = {True: fit, False: only_failing}
         choices = [(scope, self._misfit(hypothesis, fits[scope], own, failing)) for scope in everywhere]
         possible = [(scope, m) for scope, m in choices if m is not None]
@@ -163,6 +164,13 @@ class _Search:
         least = min(m for _, m in possible)
         scope, misfit = next((e, m) for e, m in possible if m <= least + DECISIVE)
         return _Candidate(hypothesis, scope, misfit)
+
+    def _may_be_partial(self, hypothesis: Hypothesis) -> bool:
+        """Whether it may be said of the failing rows alone: what kv heads share, if they fail as a whole."""
+        if not hypothesis.uniform:
+            return True
+        heads = self.scene.failing.any(0).view(self.scene.subject.problem.kv_heads, -1)
+        return bool((heads.any(1) == heads.all(1)).all())
 
     def _misfit(self, hypothesis: Hypothesis, fit: Fit, own: Fit, failing: Tensor) -> float | None:
         """How badly it fits; None if it is not clearly better than what was asked for (`own`).
@@ -217,7 +225,7 @@ class _Search:
             if not bool(fit.passes[failing].all()):
                 return None
             everywhere = everywhere and bool(fit.passes.all())
-            if not everywhere and bool(fit.undefined[failing].any()):
+            if not everywhere and (bool(fit.undefined[failing].any()) or not self._may_be_partial(hypothesis)):
                 return None
             # A chunk may have no row that passes: those that failed for another reason are not explained here.
             ratio = max([ratio, *fit.ratio[fit.passes].tolist()])
