@@ -33,7 +33,8 @@ class Hypothesis:
     them. bounded: what becomes of their bounds.
     given: it was found to hold without a solve. lse_fitted: the log-sum-exp is explained by construction.
     fitted: how many numbers were fitted to what was returned. whole: needs all heads of a row, so that it cannot be
-    tried on one kv head. uniform: a number that all query heads of a kv head share. rank: order among hypotheses of one kind, the smaller change first.
+    tried on one kv head. uniform: a number that all query heads of a kv head share. rank: order among hypotheses of one
+    kind, the smaller change first.
     """
 
     kind: Kind

@@ -12,14 +12,17 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
+from oracle.bits import bits
 from oracle.diagnose import scores
 from oracle.diagnose.conventions import window_of
 from oracle.diagnose.edits import Edit, also, hypothesis_of, without
 from oracle.diagnose.hypothesis import Hypothesis
 from oracle.diagnose.model import Kind
+from oracle.diagnose.quick import times
 from oracle.diagnose.rows import Row, describe_rows
 from oracle.diagnose.scene import Scene
 from oracle.diagnose.weights import Weights, weights
+from oracle.problem import Problem
 from oracle.rounding import widen
 
 REQUESTS = 4
@@ -102,6 +105,7 @@ def _edits(scene: Scene, found: Sequence[Weights]) -> Iterator[Edit]:
     yield from _ranges(scene, _few(found, _RANGE_ROWS))
     yield from _ranks(few)
     yield from _pages(scene, _few(found, _PAGE_ROWS))
+    yield from _pool_pages(scene, _few(found, _PAGE_ROWS))
 
 
 def _sum(found: Sequence[Weights], score: Callable[[Weights], Tensor]) -> Tensor:
@@ -279,6 +283,45 @@ def _page_edit(name: str, a: int, b: int, size: int) -> Edit:
         lambda row, seen: seen,
         rank={"kv": 0, "swap": 1, "k": 2, "v": 2}[name],
     )
+
+
+def _pool_pages(scene: Scene, found: Sequence[Weights]) -> Iterator[Edit]:
+    """A page of the request read from a page of the pool that is none of the request's."""
+    around, problem = scene.around, scene.subject.problem
+    size, pages, pool_k, pool_v = around.page_size, around.pages, around.pool_k, around.pool_v
+    if size is None or pages is None or pool_k is None or pool_v is None or pool_k.dtype != problem.k.dtype:
+        return
+    own = pages[found[0].request]
+    others = [page for page in range(pool_k.shape[0]) if page not in set(own)][:_PAGES]
+    if not others or problem.kv_positions is not None or found[0].count < size or not _shared(problem):
+        return
+    k, v = (
+        times(x[torch.tensor(others)].flatten(0, 1), descale)
+        for x, descale in ((pool_k, problem.k_descale), (pool_v, problem.v_descale))
+    )
+    score = _sum(found, lambda x: scores.other_pages(x, k[:, x.kv_head], v[:, x.kv_head], size))
+    for best in _best(score, 1):
+        a, b = best // len(others), others[best % len(others)]
+        alike = [x for x in others if x != b and _same(pool_k, x, b) and _same(pool_v, x, b)]
+        more = f" (or another of {len(alike) + 1} that are alike)" if alike else ""
+        yield Edit(
+            "page pool",
+            Kind.PAGE,
+            f"page: page {b} of the pool{more} is read where page {a} of the request, {own[a]} of the pool, belongs",
+            {"page": a, "pool": b, "alike": alike, "operand": "k and v"},
+            lambda row, seen: seen,
+            rank=1,
+        )
+
+
+def _shared(problem: Problem) -> bool:
+    """Whether no key has a descale of its own."""
+    given = (problem.k_descale, problem.v_descale)
+    return all(not isinstance(x, Tensor) or x.numel() == 1 or x.shape[0] == 1 for x in given)
+
+
+def _same(pool: Tensor, a: int, b: int) -> bool:
+    return bool((bits(pool[a].contiguous()) == bits(pool[b].contiguous())).all())
 
 
 def _unknown(found: Sequence[Weights]) -> Iterator[Edit]:

@@ -66,7 +66,11 @@ def diagnose_merge(
         merged = merge_states(*changed, base)
         bounds = _bounds(changed, merged, precision, base)
         # The log-sum-exp returned may be of another base, or that of the states as they are.
-        bounds = replace(bounds, out=bounds.out * merge.larger, lse=torch.maximum(bounds.lse, asked_bounds.lse) * max(1.0, _base_change(base)))
+        bounds = replace(
+            bounds,
+            out=bounds.out * merge.larger,
+            lse=torch.maximum(bounds.lse, asked_bounds.lse) * max(1.0, _base_change(base)),
+        )
         fit = _fit(returned, merge.result(states, merged), bounds, precision)
         if not bool(fit.passes[failing].all()):
             continue

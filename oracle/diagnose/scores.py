@@ -214,6 +214,31 @@ def pages(x: Weights, size: int) -> dict[str, Tensor]:
     return {n: s.masked_fill(same, _FAR).masked_fill(~whole.unsqueeze(1), _FAR) for n, s in found.items()}
 
 
+def other_pages(x: Weights, k: Tensor, v: Tensor, size: int) -> Tensor:
+    """Score [A, B] of whole page a of the request being read where page b of others lies.
+
+    k [B * size, D_qk], v [B * size, D_v]: of those, descaled.
+    """
+    count = x.count // size
+    s = x.q @ k.t()
+    if x.soft_cap is not None:
+        s = (s / x.soft_cap).tanh() * x.soft_cap
+    weights = (s - x.full.unsqueeze(-1)).exp().view(len(x.rows), -1, size)
+    seen = x.seen[:, : count * size].view(len(x.rows), count, size)
+    own = x.p[:, : count * size].view(len(x.rows), count, size) * seen
+    values, own_values = v.view(-1, size, v.shape[-1]), x.v[: count * size].view(count, size, -1)
+    found = torch.zeros(count, weights.shape[1], dtype=torch.float64)
+    for r in range(len(x.rows)):
+        ret = x.returned[r]
+        (w, m), (own_w, own_m) = (
+            (p.sum(-1), (p.unsqueeze(1) @ y).squeeze(1) - p.sum(-1, keepdim=True) * ret)
+            for p, y in ((weights[r], values), (own[r], own_values))
+        )
+        left = _distances(x.error[r] + own_m, -m)
+        found += total(_row(x, r), left.unsqueeze(0), (w.unsqueeze(0) - own_w.unsqueeze(1)).unsqueeze(0))
+    return found.masked_fill(~seen.all(-1).any(0).unsqueeze(1), _FAR)
+
+
 def _pages_of_row(x: Weights, p: Tensor, seen: Tensor, v: Tensor, gram: Tensor) -> dict[str, Tensor]:
     e, ret = x.error[0], x.returned[0]
     own = p * seen

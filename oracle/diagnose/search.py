@@ -10,14 +10,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
 
 from oracle.budget.bound import CONFIDENCE
 from oracle.convention import Convention
-from oracle.diagnose import conventions, decoding, fitted, keys, narrow, parts, places
+from oracle.diagnose import conventions, decoding, fitted, keys, narrow, parts, places, tables
 from oracle.diagnose.hypothesis import Hypothesis
 from oracle.diagnose.model import Diagnosis, Kind, Surroundings
 from oracle.diagnose.rows import describe_rows, request_of
@@ -89,6 +89,8 @@ class _Search:
     screen: tuple[int, int]
     """token and kv head of the rows looked at first"""
     panel: tuple[int, ...]
+    weak: list[Hypothesis] = field(default_factory=list)
+    """those that agree with what failed, which is too little to tell"""
 
     @staticmethod
     def of(subject: Subject, around: Surroundings) -> _Search:
@@ -110,8 +112,7 @@ class _Search:
             return Diagnosis(Kind.NONE, "none needed: every element is within its budget", ratio=worst)
         explained = self._explained(self._hypotheses()) or self._explained(decoding.hypotheses(self.scene, self.panel))
         if not explained:
-            where = self._where().removeprefix("only ")
-            return Diagnosis(Kind.UNEXPLAINED, f"no hypothesis explains {self._what()} {where}", ratio=worst)
+            return Diagnosis(Kind.UNEXPLAINED, self._unexplained(), ratio=worst)
         return replace(explained[0], runners_up=tuple(explained[1:]))
 
     def _explained(self, hypotheses: Iterable[Hypothesis]) -> list[Diagnosis]:
@@ -133,6 +134,7 @@ class _Search:
         subject = self.scene.subject
         yield from conventions.hypotheses(subject.problem, subject.convention, self.scene.around)
         yield from places.hypotheses(self.scene, self.panel)
+        yield from tables.hypotheses(self.scene)
         yield from parts.hypotheses(self.scene)
         yield from fitted.hypotheses(self.scene, self.screen, self.panel)
         yield from keys.hypotheses(self.scene, self.panel)
@@ -160,6 +162,8 @@ class _Search:
         choices = [(scope, self._misfit(hypothesis, fits[scope], own, failing)) for scope in everywhere]
         possible = [(scope, m) for scope, m in choices if m is not None]
         if not possible:
+            if not hypothesis.fitted and bool(fit.passes[failing].all()):
+                self.weak.append(hypothesis)
             return None
         least = min(m for _, m in possible)
         scope, misfit = next((e, m) for e, m in possible if m <= least + DECISIVE)
@@ -239,6 +243,15 @@ class _Search:
         heads = self.scene.heads(kv_head)
         fit = subject.fit(hypothesis.answer(subject, (token,), kv_head), (token,), heads)
         return bool(fit.passes[self.scene.failing[token : token + 1, heads]].all())
+
+    def _unexplained(self) -> str:
+        """What is not explained and where, or what would explain it if more were wrong."""
+        what, where = self._what(), self._where().removeprefix("only ")
+        if not self.weak:
+            return f"no hypothesis explains {what} {where}"
+        first = min(self.weak, key=lambda h: (h.kind.size, h.rank))
+        others = f", or {len(self.weak) - 1} others" if len(self.weak) > 1 else ""
+        return f"too little is wrong to tell what explains {what} {where}; it could be {first.detail}{others}"
 
     def _what(self) -> str:
         """What the failing rows hold, in words."""
