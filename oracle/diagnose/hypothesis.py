@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from oracle.attention import Solution
@@ -56,6 +56,10 @@ class Hypothesis:
 
         kv_head: only the query heads that read it.
         """
+        if self.keys is visible and self.after is None and kv_head is None and len(tokens) == len(subject.out):
+            asked = subject.answer(self.alter(subject.problem))
+            rows = describe_rows(subject.problem, tokens)
+            return asked if self.bounded is None else replace(asked, bounds=self.bounded(asked.bounds, rows))
         posed = rows_of(self.alter(subject.problem), tokens, self.keys, kv_head)
         rows = describe_rows(subject.problem, tokens)
         asked = subject.answer(posed)

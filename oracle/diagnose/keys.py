@@ -33,6 +33,8 @@ _PAGE_ROWS = 2
 _CUTS = 256
 _PAGES = 512
 _BEST = 2
+ALIKE = 5.0
+"""Difference of two scores that does not tell which of two keys it is: a decisive one, as noise is counted here."""
 _EVIDENCE = 3
 """Rows of a kv head that it takes to say something about an unknown key."""
 
@@ -94,8 +96,13 @@ def _cells(scene: Scene, tokens: Sequence[int], wanted: Tensor) -> dict[int, dic
 
 def _best(score: Tensor, most: int = _BEST) -> list[int]:
     """Indices of the least scores, best first; none that is impossible."""
-    order = score.flatten().argsort(stable=True)[:most].tolist()
-    return [i for i in order if float(score.flatten()[i]) < 1e29]
+    flat = score.flatten()
+    if not flat.numel():
+        return []
+    least = flat.topk(min(most, flat.numel()), largest=False).values[-1].clamp(max=1e29)
+    near = (flat <= least).nonzero().flatten()
+    order = near[flat[near].argsort(stable=True)][:most].tolist()
+    return [i for i in order if float(flat[i]) < 1e29]
 
 
 def _edits(scene: Scene, found: Sequence[Weights]) -> Iterator[Edit]:
@@ -121,28 +128,46 @@ def _name(x: Weights, key: int) -> str:
 
 def _single(found: Sequence[Weights]) -> Iterator[Edit]:
     first = found[0]
-    for key in _best(_sum(found, lambda x: scores.one_key(x, -1, x.seen))):
-        yield Edit("missing", Kind.MISSING_KEY, f"missing_key: key {key} is not seen", {"key": key}, without(key))
-    for key in _best(_sum(found, lambda x: scores.one_key(x, 1, x.seen))):
+    score = _sum(found, lambda x: scores.one_key(x, -1, x.seen))
+    for key in _best(score):
+        which, alike = _which(first, score, key)
+        said = {"key": key, "alike": alike}
+        yield Edit("missing", Kind.MISSING_KEY, f"missing_key: {which} is not seen", said, without(key))
+    score = _sum(found, lambda x: scores.one_key(x, 1, x.seen))
+    for key in _best(score):
+        which, alike = _which(first, score, key)
         yield Edit(
             "twice",
             Kind.EXTRA_KEY,
-            f"extra_key: key {key} counts twice",
-            {"key": key, "times": 2},
+            f"extra_key: {which} counts twice",
+            {"key": key, "times": 2, "alike": alike},
             lambda row, seen, key=key: torch.cat([seen, seen[seen == key]]),  # type: ignore[misc]
         )
-    for key in _best(_sum(found, lambda x: scores.one_key(x, 1, ~x.seen))):
+    score = _sum(found, lambda x: scores.one_key(x, 1, ~x.seen))
+    for key in _best(score):
         past = key >= first.count
         kind = Kind.STALE_KEY if past else Kind.EXTRA_KEY
+        which, alike = _which(first, score, key)
         yield Edit(
             "hidden",
             kind,
-            f"{kind}: {_name(first, key)} is seen",
-            {"key": key, "past_the_end": past},
+            f"{kind}: {which} is seen",
+            {"key": key, "past_the_end": past, "alike": alike},
             also(key),
             stale=past,
             rank=0 if past else 1,
         )
+
+
+def _which(x: Weights, score: Tensor, key: int) -> tuple[str, list[int]]:
+    """A key in words, and the others that explain as well as it does: where there are any, none of them is named."""
+    near = (score <= score[key] + ALIKE).nonzero().flatten()
+    alike = [other for other in near.tolist() if (other >= x.count) == (key >= x.count)]
+    if len(alike) == 1:
+        return _name(x, key), []
+    noun = "keys" if key < x.count else "slots past the end"
+    shown = [other - (x.count if other >= x.count else 0) for other in alike[:4]]
+    return f"one of the {noun} {', '.join(map(str, shown))}{', ...' if len(alike) > 4 else ''}", alike[:16]
 
 
 def _tails(found: Sequence[Weights]) -> Iterator[Edit]:

@@ -182,9 +182,7 @@ def _maxima(scene: Scene) -> Iterator[Hypothesis]:
     detail = "maximum: starts at 0, so that weights of logits far below it are lost"
     if nothing:
         largest = float(scene.base.solution.lse[scene.failing].amax())
-        detail = (
-            f"maximum: starts far above every logit (their log-sum-exp is at most {largest:.6g}), all weights are lost"
-        )
+        detail = f"maximum: starts far above every logit (log-sum-exps are at most {largest:.6g}), all weights are lost"
     for rank, limit in enumerate(FLUSHED):
 
         def one(

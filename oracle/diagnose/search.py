@@ -89,6 +89,8 @@ class _Search:
     screen: tuple[int, int]
     """token and kv head of the rows looked at first"""
     panel: tuple[int, ...]
+    own: dict[tuple[tuple[int, ...], int | None], Fit] = field(default_factory=dict)
+    """fits of some rows to what was asked for"""
     weak: list[Hypothesis] = field(default_factory=list)
     """those that agree with what failed, which is too little to tell"""
 
@@ -117,6 +119,30 @@ class _Search:
 
     def _explained(self, hypotheses: Iterable[Hypothesis]) -> list[Diagnosis]:
         """What explains every row that is looked at, the best first."""
+        near, far = self._sifted(hypotheses)
+        return self._best(near) or self._best(far)
+
+    def _sifted(self, hypotheses: Iterable[Hypothesis]) -> tuple[list[Hypothesis], list[Hypothesis]]:
+        """Hypotheses that the rows looked at first leave possible: those that fit about as well as any, and others.
+
+        The others are tried only if none of the first explains: they could not be named beside one that does.
+        """
+        near, far, (token, kv_head) = [], [], self.screen
+        failing = self.scene.failing[token : token + 1, self.scene.heads(kv_head)]
+        screened = []
+        for h in hypotheses:
+            if h.given or h.whole:
+                near.append(h)
+                continue
+            fit = self._screened(h, (token,), kv_head)
+            if fit is not None:
+                screened.append((h, sum(fit.at(failing).misfit(self.scene.subject.problem.dim_v))))
+        limit = min((m for _, m in screened), default=0.0) + _FAR
+        for h, misfit in screened:
+            (near if misfit <= limit else far).append(h)
+        return near, far
+
+    def _best(self, hypotheses: Iterable[Hypothesis]) -> list[Diagnosis]:
         ranked = _ranked(c for h in hypotheses if (c := self._try(h)) is not None)
         explained: list[Diagnosis] = []
         for candidate in ranked[:VERIFICATIONS]:
@@ -141,12 +167,9 @@ class _Search:
         yield from narrow.hypotheses(self.scene)
 
     def _try(self, hypothesis: Hypothesis) -> _Candidate | None:
-        """Screen on the failing rows of one query and kv head, then judge on the panel, without bounds of its own."""
+        """Judge on the panel, without bounds of its own."""
         if hypothesis.given:
             return _Candidate(hypothesis, False, -math.inf)
-        token, kv_head = self.screen
-        if not hypothesis.whole and self._screened(hypothesis, (token,), kv_head) is None:
-            return None
         fit = self._screened(hypothesis, self.panel, None)
         if fit is None:
             return None
@@ -197,7 +220,9 @@ class _Search:
     def _own(self, tokens: tuple[int, ...], kv_head: int | None) -> Fit:
         """How what was asked for fits some rows."""
         scene = self.scene
-        return scene.subject.fit(scene.part(tokens, kv_head), tokens, scene.heads(kv_head))
+        if (tokens, kv_head) not in self.own:
+            self.own[tokens, kv_head] = scene.subject.fit(scene.part(tokens, kv_head), tokens, scene.heads(kv_head))
+        return self.own[tokens, kv_head]
 
     def _screened(self, hypothesis: Hypothesis, tokens: tuple[int, ...], kv_head: int | None) -> Fit | None:
         """The fit of some rows by the budget of the problem as posed; None if failing rows are far off or no better."""
@@ -275,6 +300,8 @@ class _Search:
         return f"only in {', '.join(words)}"
 
 
+_FAR = 10 * DECISIVE
+"""How much worse than the best a hypothesis may fit the rows that are looked at first, to be tried beside it."""
 _SCREEN = 512.0
 """How far beyond the budget of the problem as posed a hypothesis may be before its own budget is worked out."""
 _IMPROVED = 9.0
