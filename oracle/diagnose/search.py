@@ -127,7 +127,9 @@ class _Search:
 
         The others are tried only if none of the first explains: they could not be named beside one that does.
         """
-        near, far, (token, kv_head) = [], [], self.screen
+        near: list[Hypothesis] = []
+        far: list[Hypothesis] = []
+        token, kv_head = self.screen
         failing = self.scene.failing[token : token + 1, self.scene.heads(kv_head)]
         screened = []
         for h in hypotheses:
