@@ -121,8 +121,9 @@ def as_extend(case: Case, partner: Declaration) -> Case | None:
     """A decode's queries as the last tokens of each request of a varlen_extend; None where values would differ."""
     convention = partner.convention
     prefix = prefix_of(partner)
-    if prefix is Prefix.POOL and case.kv_dtype != case.dtype:
-        return None
+    divided = {case.k_descale, case.v_descale} != {Granularity.NONE}
+    if prefix is Prefix.POOL and (case.kv_dtype != case.dtype or divided):
+        return None  # what is passed is the model's own: neither rounded nor divided as what the pool holds
     if prefix is not Prefix.INLINE and any(q > n for q, n in zip(case.query_lens, case.context_lens, strict=True)):
         return None
     return replace(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from itertools import islice
 from typing import Any
 
 import pytest
@@ -20,7 +21,11 @@ from fuzz.check.run import check_case
 from fuzz.check.variations import alone, as_extend, beside, elsewhere, rescalable, rescale, turned, unsaturated
 from fuzz.instance import build
 from fuzz.instance.pool import pages
+from fuzz.plan import Plan
+from fuzz.space import Space
+from fuzz.support import unsupported
 from oracle import declare
+from oracle.attention import solve
 from oracle.declare import Declaration, DeclarationError, declaration_of
 from oracle.kinds import Engine
 from oracle.verdict import Verdict
@@ -306,3 +311,19 @@ def test_a_partner_is_a_declared_function_of_the_same_operation() -> None:
     for partner in (len, a_gather):
         with pytest.raises(DeclarationError, match="agrees_with"):
             declare.paged_decode(name="x", convention=targets.DECODE, agrees_with=partner)
+
+
+def test_a_decode_as_an_extend_poses_the_same_problem_whatever_its_features() -> None:
+    assert DECODE is not None
+    partner = DECODE.agrees_with
+    assert partner is not None
+    compared = 0
+    for case in islice(Plan(Space(DECODE, most_tokens=60), 0), 400):
+        other = as_extend(case, partner)
+        if other is not None and unsupported(partner, other) is None:
+            ours, theirs = (build(one, Poison.POSITIVE).problem for one in (case, other))
+            assert ours is not None
+            assert theirs is not None
+            assert torch.equal(solve(ours).out, solve(theirs).out), case
+            compared += 1
+    assert compared > 3
