@@ -16,7 +16,8 @@ Rounding errors are functions of the data, so independence is guarded where it c
 - Keys with the same logit round alike: their terms are counted as one (`multiplicity`). Where products with the query
   are rounded, keys that are equal in one dimension have that rounding in common, which the log-sum-exp sees.
 - Casting a weight errs by a saw-tooth of its logit. The cast is carried out for several running maxima, fixed and
-  rising, and the bound covers twice the largest sum over any prefix of the keys (`_simulated`).
+  rising, near enough to each other to find weights that a step of the format takes for one, and the bound covers
+  twice the largest sum over any prefix of the keys (`_simulated`).
 - Partial sums are as large as the largest prefix, plus four standard deviations for other orders.
 - Adding equal weights, or weights that are equal but for less than the sum's last place, errs alike at every step: such
   errors are added (`_together`).
@@ -46,8 +47,9 @@ from oracle.precision import KeyOrder, RankOwnership, Rounding
 
 _BLOCKS = 32
 """Prefixes are looked at after so many parts of the keys."""
-_OFFSETS = 4
-"""Running maxima for which casts are simulated, over one binade."""
+_OFFSETS, _PHASES, _PHASE = 4, 7, 0.118
+"""Running maxima for which casts are simulated: over one binade; and beside the row's own, so many, so much of a step
+of the format apart."""
 _TILES = 4
 """Sizes of tiles for which they are: the smallest allowed, and doubled again and again."""
 _CPU_NUMBERS, _GPU_NUMBERS = 1 << 17, 1 << 23
@@ -407,12 +409,25 @@ def _running_maxima(found: Judged, a: Arithmetic, sinks: bool) -> Iterator[Tenso
         return
     highest = s.amax(-1, keepdim=True)
     highest = highest.masked_fill_(highest == -math.inf, 0.0).unsqueeze(1)
-    offsets = torch.arange(_OFFSETS, device=s.device).view(1, -1, 1, 1)
-    yield torch.sub(highest, offsets, alpha=math.log(2.0) / _OFFSETS)
+    yield highest - _offsets(a.p, s.device)
     if sinks and a.precision.sink_first is not False:
         yield found.weights.top.unsqueeze(1)
     yield from _maxima_of_parts(s, a)
     yield from _maxima_of_tiles(s, a)
+
+
+def _offsets(fmt: Format | None, device: torch.device) -> Tensor:
+    """How far below the row's own maximum others are supposed: [1, k, 1, 1].
+
+    Over a binade, and over a step of the format: weights that lie closer together than a step all err alike, by
+    anything up to half of one, according to where a maximum happens to put them; in the middle between two numbers some
+    round up and others down. What is a part of a step at the begin of a binade is up to twice that at its end.
+    """
+    places = [torch.arange(_OFFSETS, dtype=torch.float64, device=device) * (math.log(2.0) / _OFFSETS)]
+    if fmt is not None:
+        phases = torch.arange(1, _PHASES + 1, dtype=torch.float64, device=device)
+        places.append(phases * (_PHASE * 2 * fmt.unit_roundoff))
+    return torch.cat(places).view(1, -1, 1, 1)
 
 
 def _maxima_of_tiles(s: Tensor, a: Arithmetic) -> Iterator[Tensor]:

@@ -71,7 +71,7 @@ def bound_rows(rows: Rows, arithmetic: Arithmetic, lse_includes_sink: bool, chan
     rounding = _p_rounding(weights, arithmetic)
     sums = Sums.of(rows, weights, rounding, arithmetic)
     lost = underflow(rows, arithmetic)
-    log = LogErrors.of(weights, weights.full_lse if lse_includes_sink else weights.lse, arithmetic)
+    log = LogErrors.of(rows, logits, weights, weights.full_lse if lse_includes_sink else weights.lse, arithmetic)
     out = _out_bound(rows, weights, sums, arithmetic, lost)
     lse = _lse_bound(rows, weights, sums, arithmetic, lse_includes_sink, log)
     # Not a number: infinite logits or errors, about which nothing can be said.
@@ -575,10 +575,14 @@ class LogErrors:
     logarithm: Tensor
 
     @staticmethod
-    def of(weights: Weights, lse: Tensor, a: Arithmetic) -> LogErrors:
+    def of(rows: Rows, logits: Logits, weights: Weights, lse: Tensor, a: Arithmetic) -> LogErrors:
         above = weights.top - lse
+        lost = above.exp()
+        if rows.sinks is not None:
+            # Logits that err downward leave a sink, which does not err, so much farther above their sum.
+            lost = torch.maximum(lost, (rows.sinks - lse + logits.error.amax(-1, keepdim=True)).exp_())
         size = torch.maximum(lse.abs(), weights.top.abs())
-        lost = above.exp().mul_(a.row_sum_underflow)
+        lost.mul_(a.row_sum_underflow)
         return LogErrors(lost, a.log_error(above.abs_()).add_(size, alpha=_LSE * UNIT))
 
 

@@ -9,6 +9,7 @@ import torch
 from oracle import philox
 from oracle.attention import solve
 from oracle.budget import budgets
+from oracle.budget.formats import format_named
 from oracle.precision import Precision
 from oracle.problem import Problem
 from oracle.rounding import round_to, widen
@@ -89,3 +90,35 @@ def test_splits_cast_weights_against_maxima_of_their_own(parts: dict[str, Any]) 
         ratios.append(float((error / budgets(problem, choices.precision(), input_dtype="fp32").probable.out).max()))
     assert max(ratios) <= 1
     assert max(ratios) > 0.1
+
+
+@pytest.mark.parametrize("dtype", ["e4m3fn", "e5m2", "bf16", "fp16"])
+def test_weights_closer_together_than_a_step_may_all_be_at_its_middle(dtype: str) -> None:
+    """Wherever a part's own maximum puts them: it may lie anywhere below the row's, and only some places are tried."""
+    n, unit = 2048, format_named(dtype).unit_roundoff
+    precision = Precision(qk_product=None, p_dtype=dtype, row_sum_of_rounded_p=True, max_splits=2)
+    for middle in (0.8864, 0.8786, 0.72, 0.6602, 0.5666):
+        s = math.log(middle) + philox.normal(3, 0, (n, 1, 1)).double() * (unit / 20)
+        s[0] = 0.0
+        problem = Problem(q=torch.ones(1, 1, 1), k=s, v=torch.ones(n, 1, 1), q_lens=(1,), kv_lens=(n,), scale=1.0)
+        bound = float(budgets(problem, precision, input_dtype="fp32").probable.lse)
+        near, errors = s[1:].flatten(), []
+        for maximum in torch.linspace(float(near.max()), 0.0, 200).tolist():
+            weights = (near - maximum).exp()
+            moved = (widen(round_to(weights, format_named(dtype).dtype)) - weights).sum() * math.exp(maximum)
+            errors.append(abs(float(moved / s.exp().sum())))
+        assert max(errors) > unit / 3
+        assert max(errors) <= bound
+
+
+@pytest.mark.parametrize("deep", [True, False])
+def test_logits_that_err_below_a_sink_may_underflow_beside_it(deep: bool) -> None:
+    """Kernels whose maximum begins with the sink return -inf for the log-sum-exp of keys far below it."""
+    size = 256.0 if deep else 0.5
+    q, k = torch.full((1, 1, 64), size), torch.full((40, 1, 64), -size / 60)
+    v, s = torch.ones(40, 1, 4), -(size**2) * 64 / 60
+    problem = Problem(q=q, k=k, v=v, q_lens=(1,), kv_lens=(40,), scale=1.0, sinks=torch.tensor([s + math.log(40)]))
+    both = budgets(problem, Precision(qk_product="bf16", p_dtype=None), input_dtype="bf16")
+    # Each product may be off by 2^-9 of itself: here by 136 together, which exp does not survive in float32.
+    for bounds in (both.probable, both.worst_case):
+        assert (float(bounds.lse) == math.inf) == deep
