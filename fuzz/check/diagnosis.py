@@ -19,7 +19,7 @@ from oracle.declare import Declaration
 from oracle.diagnose import Diagnosis, Kind, Surroundings, diagnose, diagnose_merge
 from oracle.failure import explanation
 from oracle.kinds import IndexForm, Operation, Role
-from oracle.layout import read_slots
+from oracle.layout import read_slots, unpack
 
 DIAGNOSED = (Check.VALUES, Check.LSE)
 """Checks whose failures are diagnosed."""
@@ -115,7 +115,7 @@ def _diagnosis(declaration: Declaration, run: Execution, around: Surroundings | 
 
 
 def surroundings(run: Execution) -> Surroundings:
-    """What lies around the operands: pages, and what their last slots hold behind the keys."""
+    """What lies around the operands: the pool, its pages, and what their last slots hold behind the keys."""
     case = run.instance.case
     if case.operation is not Operation.PAGED_DECODE or case.index_form is not IndexForm.PAGE_TABLE:
         return Surroundings()
@@ -130,6 +130,8 @@ def surroundings(run: Execution) -> Surroundings:
         page_size=case.page_size,
         stale=tuple(zip(k, v, strict=True)),
         pages=pages,
+        pool_k=_pool(run, Role.K),
+        pool_v=_pool(run, Role.V),
     )
 
 
@@ -147,3 +149,10 @@ def _read(run: Execution, role: Role, slots: Tensor) -> Tensor:
     case = run.instance.case
     cache = run.instance.buffers[f"{role.value}_cache"].view
     return read_slots(cache, slots, geometry(case, role)).cpu()
+
+
+def _pool(run: Execution, role: Role) -> Tensor:
+    """All pages [P, g, Hkv, D] of a cache."""
+    case = run.instance.case
+    rows = unpack(run.instance.buffers[f"{role.value}_cache"].view, geometry(case, role)).cpu()
+    return rows.view(-1, case.page_size, *rows.shape[1:])

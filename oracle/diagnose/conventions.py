@@ -29,6 +29,12 @@ LOG2E = math.log2(math.e)
 def hypotheses(problem: Problem, convention: Convention, around: Surroundings) -> Iterator[Hypothesis]:
     """All of them, the ones that cost nothing first."""
     yield from _lse(problem, convention)
+    yield Hypothesis(
+        Kind.NO_KEY,
+        "no_key: what a row without a visible key holds, as if it saw none or were not worked out",
+        {"keys": 0},
+        keys=lambda row: torch.arange(0),
+    )
     yield from _window(problem)
     yield from _causal(problem)
     if problem.sinks is not None:
@@ -102,14 +108,6 @@ def _window(problem: Problem) -> Iterator[Hypothesis]:
     for step, rank in offsets.items():
         if step and asked + step > 0:
             yield window_of(asked, asked + step, rank=abs(rank))
-        elif step:
-            yield Hypothesis(
-                Kind.WINDOW,
-                f"window: no key where {_counted(asked)} asked for",
-                {"keys": 0, "asked": asked},
-                keys=lambda row: torch.arange(0),
-                rank=abs(rank),
-            )
     if queries > 1:
         yield Hypothesis(
             Kind.WINDOW,
@@ -415,6 +413,13 @@ def _dims(problem: Problem) -> Iterator[Hypothesis]:
                 alter=dropped(keep),
                 rank=0 if end == "last" else 1,
             )
+    yield Hypothesis(
+        Kind.DIMS,
+        "dims: all of q and k left out of their product, every logit is 0",
+        {"dims": dim, "end": "all"},
+        alter=dropped(torch.zeros(dim, dtype=torch.bool)),
+        rank=1,
+    )
     yield from _value_dims(problem)
 
 

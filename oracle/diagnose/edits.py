@@ -12,7 +12,7 @@ from torch import Tensor
 from oracle.attention import Solution
 from oracle.bits import bits
 from oracle.diagnose.hypothesis import Hypothesis, unchanged
-from oracle.diagnose.model import Kind
+from oracle.diagnose.model import Kind, Surroundings
 from oracle.diagnose.quick import View
 from oracle.diagnose.rows import Row, describe_rows, key_index, visible
 from oracle.diagnose.scene import Scene
@@ -67,7 +67,8 @@ def hypothesis_of(scene: Scene, edits: Mapping[int, Edit]) -> Hypothesis:
     if one and problem.requests > 1:
         parameters["request"] = next(iter(edits))
     stale = any(e.stale for e in edits.values())
-    pages = {r: e for r, e in edits.items() if e.name.startswith("page ")}
+    foreign = {r: e for r, e in edits.items() if e.name == "page pool"}
+    pages = {r: e for r, e in edits.items() if e.name.startswith("page ") and r not in foreign}
     replaced = {r: e.replaced for r, e in edits.items() if e.replaced}
 
     def keys(row: Row) -> Tensor:
@@ -79,6 +80,8 @@ def hypothesis_of(scene: Scene, edits: Mapping[int, Edit]) -> Hypothesis:
     def alter(p: Problem) -> Problem:
         if stale:
             return scene.extended
+        if foreign:
+            return _from_pool(p, foreign, around)
         if pages:
             return _exchanged(p, pages, around.page_size or 1)
         return _revalued(p, replaced) if replaced else p
@@ -88,7 +91,7 @@ def hypothesis_of(scene: Scene, edits: Mapping[int, Edit]) -> Hypothesis:
         first.kind,
         detail,
         parameters,
-        alter=alter if stale or pages or replaced else unchanged,
+        alter=alter if stale or pages or foreign or replaced else unchanged,
         keys=keys,
         after=_with_unknown(scene, unknown) if unknown else None,
         whole=bool(unknown),
@@ -122,6 +125,21 @@ def _exchanged(p: Problem, edits: Mapping[int, Edit], size: int) -> Problem:
         k_descale=_moved(p.k_descale, k_index),
         v_descale=_moved(p.v_descale, v_index),
     )
+
+
+def _from_pool(p: Problem, edits: Mapping[int, Edit], around: Surroundings) -> Problem:
+    """K and V of some pages replaced by those of pages of the pool."""
+    size = around.page_size
+    assert size is not None
+    assert around.pool_k is not None
+    assert around.pool_v is not None
+    k, v = p.k.clone(), p.v.clone()
+    for request, edit in edits.items():
+        a, b = edit.parameters["page"], edit.parameters["pool"]
+        place = key_index(p, request, torch.arange(a * size, min((a + 1) * size, p.kv_lens[request])))
+        for operand, pool in ((k, around.pool_k), (v, around.pool_v)):
+            bits(operand)[place] = bits(pool[b, : len(place)].contiguous())
+    return replace(p, k=k, v=v)
 
 
 def _moved(descale: Descale, index: Tensor) -> Descale:

@@ -21,7 +21,7 @@ from oracle.rounding import widen
 
 _STEPS = 6
 _LARGEST = 1e4
-"""Factors beyond it, or below its inverse, are no descales."""
+"""Factors beyond it, or below its inverse, are no scales or descales."""
 _SMALLEST = 1e-5
 """The least deviation of a factor from 1 that is spoken of."""
 
@@ -45,11 +45,12 @@ def _scale(scene: Scene, screen: tuple[int, int]) -> Iterator[Hypothesis]:
             {"factor": factor},
             alter=lambda p: replace(p, scale=given * factor),
             fitted=1,
+            uniform=True,
             rank=20,
         )
 
     factor = _fit_factor(scene, screen, make)
-    if factor is not None and abs(factor - 1) > _SMALLEST:
+    if factor is not None and abs(factor - 1) > _SMALLEST and _LARGEST > abs(factor) > 1 / _LARGEST:
         yield make(factor)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from oracle.attention import Solution
@@ -33,7 +33,8 @@ class Hypothesis:
     them. bounded: what becomes of their bounds.
     given: it was found to hold without a solve. lse_fitted: the log-sum-exp is explained by construction.
     fitted: how many numbers were fitted to what was returned. whole: needs all heads of a row, so that it cannot be
-    tried on one kv head. rank: order among hypotheses of one kind, the smaller change first.
+    tried on one kv head. uniform: a number that all query heads of a kv head share. rank: order among hypotheses of one
+    kind, the smaller change first.
     """
 
     kind: Kind
@@ -47,6 +48,7 @@ class Hypothesis:
     whole: bool = False
     given: bool = False
     lse_fitted: bool = False
+    uniform: bool = False
     rank: int = 0
 
     def answer(self, subject: Subject, tokens: Sequence[int], kv_head: int | None = None) -> Answer:
@@ -54,6 +56,10 @@ class Hypothesis:
 
         kv_head: only the query heads that read it.
         """
+        if self.keys is visible and self.after is None and kv_head is None and len(tokens) == len(subject.out):
+            asked = subject.answer(self.alter(subject.problem))
+            rows = describe_rows(subject.problem, tokens)
+            return asked if self.bounded is None else replace(asked, bounds=self.bounded(asked.bounds, rows))
         posed = rows_of(self.alter(subject.problem), tokens, self.keys, kv_head)
         rows = describe_rows(subject.problem, tokens)
         asked = subject.answer(posed)

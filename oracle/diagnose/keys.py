@@ -12,14 +12,17 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
+from oracle.bits import bits
 from oracle.diagnose import scores
 from oracle.diagnose.conventions import window_of
 from oracle.diagnose.edits import Edit, also, hypothesis_of, without
 from oracle.diagnose.hypothesis import Hypothesis
 from oracle.diagnose.model import Kind
+from oracle.diagnose.quick import times
 from oracle.diagnose.rows import Row, describe_rows
 from oracle.diagnose.scene import Scene
 from oracle.diagnose.weights import Weights, weights
+from oracle.problem import Problem
 from oracle.rounding import widen
 
 REQUESTS = 4
@@ -30,6 +33,8 @@ _PAGE_ROWS = 2
 _CUTS = 256
 _PAGES = 512
 _BEST = 2
+ALIKE = 5.0
+"""Difference of two scores that does not tell which of two keys it is: a decisive one, as noise is counted here."""
 _EVIDENCE = 3
 """Rows of a kv head that it takes to say something about an unknown key."""
 
@@ -91,8 +96,13 @@ def _cells(scene: Scene, tokens: Sequence[int], wanted: Tensor) -> dict[int, dic
 
 def _best(score: Tensor, most: int = _BEST) -> list[int]:
     """Indices of the least scores, best first; none that is impossible."""
-    order = score.flatten().argsort(stable=True)[:most].tolist()
-    return [i for i in order if float(score.flatten()[i]) < 1e29]
+    flat = score.flatten()
+    if not flat.numel():
+        return []
+    least = flat.topk(min(most, flat.numel()), largest=False).values[-1].clamp(max=1e29)
+    near = (flat <= least).nonzero().flatten()
+    order = near[flat[near].argsort(stable=True)][:most].tolist()
+    return [i for i in order if float(flat[i]) < 1e29]
 
 
 def _edits(scene: Scene, found: Sequence[Weights]) -> Iterator[Edit]:
@@ -102,6 +112,7 @@ def _edits(scene: Scene, found: Sequence[Weights]) -> Iterator[Edit]:
     yield from _ranges(scene, _few(found, _RANGE_ROWS))
     yield from _ranks(few)
     yield from _pages(scene, _few(found, _PAGE_ROWS))
+    yield from _pool_pages(scene, _few(found, _PAGE_ROWS))
 
 
 def _sum(found: Sequence[Weights], score: Callable[[Weights], Tensor]) -> Tensor:
@@ -117,28 +128,46 @@ def _name(x: Weights, key: int) -> str:
 
 def _single(found: Sequence[Weights]) -> Iterator[Edit]:
     first = found[0]
-    for key in _best(_sum(found, lambda x: scores.one_key(x, -1, x.seen))):
-        yield Edit("missing", Kind.MISSING_KEY, f"missing_key: key {key} is not seen", {"key": key}, without(key))
-    for key in _best(_sum(found, lambda x: scores.one_key(x, 1, x.seen))):
+    score = _sum(found, lambda x: scores.one_key(x, -1, x.seen))
+    for key in _best(score):
+        which, alike = _which(first, score, key)
+        said = {"key": key, "alike": alike}
+        yield Edit("missing", Kind.MISSING_KEY, f"missing_key: {which} is not seen", said, without(key))
+    score = _sum(found, lambda x: scores.one_key(x, 1, x.seen))
+    for key in _best(score):
+        which, alike = _which(first, score, key)
         yield Edit(
             "twice",
             Kind.EXTRA_KEY,
-            f"extra_key: key {key} counts twice",
-            {"key": key, "times": 2},
+            f"extra_key: {which} counts twice",
+            {"key": key, "times": 2, "alike": alike},
             lambda row, seen, key=key: torch.cat([seen, seen[seen == key]]),  # type: ignore[misc]
         )
-    for key in _best(_sum(found, lambda x: scores.one_key(x, 1, ~x.seen))):
+    score = _sum(found, lambda x: scores.one_key(x, 1, ~x.seen))
+    for key in _best(score):
         past = key >= first.count
         kind = Kind.STALE_KEY if past else Kind.EXTRA_KEY
+        which, alike = _which(first, score, key)
         yield Edit(
             "hidden",
             kind,
-            f"{kind}: {_name(first, key)} is seen",
-            {"key": key, "past_the_end": past},
+            f"{kind}: {which} is seen",
+            {"key": key, "past_the_end": past, "alike": alike},
             also(key),
             stale=past,
             rank=0 if past else 1,
         )
+
+
+def _which(x: Weights, score: Tensor, key: int) -> tuple[str, list[int]]:
+    """A key in words, and the others that explain as well as it does: where there are any, none of them is named."""
+    near = (score <= score[key] + ALIKE).nonzero().flatten()
+    alike = [other for other in near.tolist() if (other >= x.count) == (key >= x.count)]
+    if len(alike) == 1:
+        return _name(x, key), []
+    noun = "keys" if key < x.count else "slots past the end"
+    shown = [other - (x.count if other >= x.count else 0) for other in alike[:4]]
+    return f"one of the {noun} {', '.join(map(str, shown))}{', ...' if len(alike) > 4 else ''}", alike[:16]
 
 
 def _tails(found: Sequence[Weights]) -> Iterator[Edit]:
@@ -279,6 +308,45 @@ def _page_edit(name: str, a: int, b: int, size: int) -> Edit:
         lambda row, seen: seen,
         rank={"kv": 0, "swap": 1, "k": 2, "v": 2}[name],
     )
+
+
+def _pool_pages(scene: Scene, found: Sequence[Weights]) -> Iterator[Edit]:
+    """A page of the request read from a page of the pool that is none of the request's."""
+    around, problem = scene.around, scene.subject.problem
+    size, pages, pool_k, pool_v = around.page_size, around.pages, around.pool_k, around.pool_v
+    if size is None or pages is None or pool_k is None or pool_v is None or pool_k.dtype != problem.k.dtype:
+        return
+    own = pages[found[0].request]
+    others = [page for page in range(pool_k.shape[0]) if page not in set(own)][:_PAGES]
+    if not others or problem.kv_positions is not None or found[0].count < size or not _shared(problem):
+        return
+    k, v = (
+        times(x[torch.tensor(others)].flatten(0, 1), descale)
+        for x, descale in ((pool_k, problem.k_descale), (pool_v, problem.v_descale))
+    )
+    score = _sum(found, lambda x: scores.other_pages(x, k[:, x.kv_head], v[:, x.kv_head], size))
+    for best in _best(score, 1):
+        a, b = best // len(others), others[best % len(others)]
+        alike = [x for x in others if x != b and _same(pool_k, x, b) and _same(pool_v, x, b)]
+        more = f" (or another of {len(alike) + 1} that are alike)" if alike else ""
+        yield Edit(
+            "page pool",
+            Kind.PAGE,
+            f"page: page {b} of the pool{more} is read where page {a} of the request, {own[a]} of the pool, belongs",
+            {"page": a, "pool": b, "alike": alike, "operand": "k and v"},
+            lambda row, seen: seen,
+            rank=1,
+        )
+
+
+def _shared(problem: Problem) -> bool:
+    """Whether no key has a descale of its own."""
+    given = (problem.k_descale, problem.v_descale)
+    return all(not isinstance(x, Tensor) or x.numel() == 1 or x.shape[0] == 1 for x in given)
+
+
+def _same(pool: Tensor, a: int, b: int) -> bool:
+    return bool((bits(pool[a].contiguous()) == bits(pool[b].contiguous())).all())
 
 
 def _unknown(found: Sequence[Weights]) -> Iterator[Edit]:

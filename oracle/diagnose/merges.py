@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -36,6 +36,8 @@ class _Merge:
     detail: str
     states: Callable[[States], States] = lambda states: states
     result: Callable[[States, States], States] = lambda states, merged: merged
+    larger: float = 1.0
+    """How many times as large outputs may come out, and their errors with them."""
 
 
 def diagnose_merge(
@@ -64,7 +66,11 @@ def diagnose_merge(
         merged = merge_states(*changed, base)
         bounds = _bounds(changed, merged, precision, base)
         # The log-sum-exp returned may be of another base, or that of the states as they are.
-        bounds = replace(bounds, lse=torch.maximum(bounds.lse, asked_bounds.lse) * max(1.0, _base_change(base)))
+        bounds = replace(
+            bounds,
+            out=bounds.out * merge.larger,
+            lse=torch.maximum(bounds.lse, asked_bounds.lse) * max(1.0, _base_change(base)),
+        )
         fit = _fit(returned, merge.result(states, merged), bounds, precision)
         if not bool(fit.passes[failing].all()):
             continue
@@ -131,6 +137,19 @@ def _merges(count: int, base: LseBase) -> Iterator[_Merge]:
         states=lambda states: (states[0], torch.zeros_like(states[1])),
         result=lambda states, merged: (merged[0], merge_states(*states, base)[1]),
     )
+    yield _Merge(
+        Kind.MERGE,
+        f"merge: weights are summed in base {other} where {asked} is asked for, and do not sum to 1",
+        result=lambda states, merged: _unequal(merged, _summed(states, base, factor), base),
+        larger=float(count),
+    )
+    yield _Merge(
+        Kind.MERGE,
+        f"merge: weights, and their sum, are in base {other} where {asked} is asked for",
+        states=lambda states: (states[0], states[1] / factor),
+        result=lambda states, merged: (merged[0], _summed(states, base, factor)),
+    )
+    yield from _axes(count)
     for step in (1, -1) if count > 1 else ():
         yield _Merge(
             Kind.MERGE,
@@ -150,3 +169,43 @@ def _weights_of(step: int) -> Callable[[States], States]:
 
 def _chosen(index: list[int]) -> Callable[[States], States]:
     return lambda states: (states[0][index], states[1][index])
+
+
+def _summed(states: States, base: LseBase, factor: float) -> Tensor:
+    """The log-sum-exp [T, H] of this base, of which the powers that are summed are of the other one."""
+    top = states[1].amax(0)
+    top = top.masked_fill(top == -math.inf, 0.0)
+    below = (states[0], (states[1] - top) / factor)
+    return top + merge_states(*below, base)[1]
+
+
+def _unequal(merged: States, lse: Tensor, base: LseBase) -> States:
+    """Outputs whose weights are right powers over a wrong log-sum-exp."""
+    excess = (merged[1] - lse).masked_fill(lse == -math.inf, 0.0)
+    grown = excess.exp2() if base is LseBase.TWO else excess.exp()
+    return merged[0] * grown.unsqueeze(-1), lse
+
+
+def _axes(count: int) -> Iterator[_Merge]:
+    """Log-sum-exps [T, H] read as if they lay heads first, or the other way round: of all states, or of one."""
+
+    def heads_first(lse: Tensor) -> Tensor:
+        return lse.reshape(lse.shape[::-1]).t()
+
+    def tokens_first(lse: Tensor) -> Tensor:
+        return lse.t().reshape(lse.shape)
+
+    def exchanged(which: Sequence[int], read: Callable[[Tensor], Tensor]) -> Callable[[States], States]:
+        return lambda states: (
+            states[0],
+            torch.stack([read(lse) if i in which else lse for i, lse in enumerate(states[1])]),
+        )
+
+    for which in (range(count), *([i] for i in range(count if count > 1 else 0))):
+        whose = f"state {which[0]}" if len(which) == 1 else "the states"
+        for read, how in ((heads_first, "heads first"), (tokens_first, "tokens first")):
+            yield _Merge(
+                Kind.LSE,
+                f"lse: the log-sum-exps of {whose} are read with their axes exchanged, as if they lay {how}",
+                states=exchanged(which, read),
+            )

@@ -24,6 +24,7 @@ from oracle.diagnose.rows import Row, describe_rows
 from oracle.diagnose.scene import Scene
 from oracle.diagnose.weights import values
 from oracle.problem import Problem
+from oracle.rounding import widen
 
 LN2 = math.log(2.0)
 LOG2E = math.log2(math.e)
@@ -175,6 +176,13 @@ def _merged(
 def _maxima(scene: Scene) -> Iterator[Hypothesis]:
     """The running maximum starts at 0: weights of logits far below are lost in float32."""
     includes = scene.subject.convention.lse_includes_sink
+    out = widen(scene.subject.out)[scene.failing]
+    # Where every weight is lost, the start may be any number that is far above the logits.
+    nothing = not bool(out.any())
+    detail = "maximum: starts at 0, so that weights of logits far below it are lost"
+    if nothing:
+        largest = float(scene.base.solution.lse[scene.failing].amax())
+        detail = f"maximum: starts far above every logit (log-sum-exps are at most {largest:.6g}), all weights are lost"
     for rank, limit in enumerate(FLUSHED):
 
         def one(
@@ -189,8 +197,8 @@ def _maxima(scene: Scene) -> Iterator[Hypothesis]:
 
         yield Hypothesis(
             Kind.MAXIMUM,
-            "maximum: starts at 0, so that weights of logits far below it are lost",
-            {"start": 0.0, "lost_below": limit},
+            detail,
+            {"start": None if nothing else 0.0, "lost_below": None if nothing else limit},
             after=row_by_row(one),
             rank=rank,
         )
@@ -278,7 +286,14 @@ def _masks(scene: Scene) -> Iterator[Hypothesis]:
             )
 
 
-_HIDDEN = {"all": "", "past the end": "past the end", "request": "of the request", "tile": "of tiles that are read"}
+_HIDDEN = {
+    "all": "",
+    "past the end": "past the end",
+    "request": "of the request",
+    "tile": "of tiles that are read",
+    "padded tile": "of tiles that are read, past the end with values of 0",
+    "blank tile": "of tiles that are read, with values of 0",
+}
 """Which hidden keys, and how that is said."""
 
 
@@ -313,6 +328,9 @@ def _also_hidden(
         spans = [(low, row.lo), (row.hi, high)] if which != "past the end" else [(row.count, high)]
         spans = [(a, b) for a, b in spans if b > a]
         count = sum(b - a for a, b in spans)
+        # A load that is masked gives 0.
+        loaded = {"padded tile": row.count, "blank tile": 0}.get(which, len(total) - 1)
+        spans = [(min(a, loaded), min(b, loaded)) for a, b in spans]
         means = [
             sum((x[b] - x[a] for a, b in spans), start=torch.zeros_like(x[0])) / max(count, 1) for x in (total, size)
         ]
@@ -349,6 +367,7 @@ def _also_hidden(
 
 def _extent(which: str, row: Row, everything: int, tile: int) -> tuple[int, int]:
     """The keys that a kernel reads: of all, of the request, of the tiles that hold a key that is seen."""
-    if which == "tile":
-        return row.lo // tile * tile, min(everything, -(-row.hi // tile) * tile)
+    if which.endswith("tile"):
+        end = -(-row.hi // tile) * tile
+        return row.lo // tile * tile, min(everything, end) if which == "tile" else end
     return 0, row.count if which == "request" else everything

@@ -49,6 +49,11 @@ def one_key(x: Weights, sign: int, where: Tensor) -> Tensor:
 def prefix(x: Weights, cuts: Tensor, seen: bool = True) -> tuple[Tensor, Tensor]:
     """Weight [R, C] of the keys before each cut, and n - w * returned [R, C, D_v] of them."""
     p = x.p.masked_fill(~x.seen, 0.0) if seen else x.p
+    if len(cuts) > 1 and int(cuts[0]) == 0 and bool((cuts.diff() == 1).all()) and int(cuts[-1]) <= p.shape[1]:
+        # One key between cuts: sums of what each adds.
+        p, v = p[:, : int(cuts[-1])], x.v[: int(cuts[-1])]
+        w, n = (torch.cat([y[:, :1] * 0, y.cumsum(1)], 1) for y in (p, p.unsqueeze(-1) * v))
+        return w, n - w.unsqueeze(-1) * x.returned.unsqueeze(1)
     ends = torch.cat([cuts[:1], cuts]).clamp(max=p.shape[1])
     blocks = [slice(int(a), int(b)) for a, b in pairwise(ends)]
     w = torch.stack([p[:, b].sum(-1) for b in blocks], 1).cumsum(1)
@@ -214,6 +219,31 @@ def pages(x: Weights, size: int) -> dict[str, Tensor]:
     return {n: s.masked_fill(same, _FAR).masked_fill(~whole.unsqueeze(1), _FAR) for n, s in found.items()}
 
 
+def other_pages(x: Weights, k: Tensor, v: Tensor, size: int) -> Tensor:
+    """Score [A, B] of whole page a of the request being read where page b of others lies.
+
+    k [B * size, D_qk], v [B * size, D_v]: of those, descaled.
+    """
+    count = x.count // size
+    s = x.q @ k.t()
+    if x.soft_cap is not None:
+        s = (s / x.soft_cap).tanh() * x.soft_cap
+    weights = (s - x.full.unsqueeze(-1)).exp().view(len(x.rows), -1, size)
+    seen = x.seen[:, : count * size].view(len(x.rows), count, size)
+    own = x.p[:, : count * size].view(len(x.rows), count, size) * seen
+    values, own_values = v.view(-1, size, v.shape[-1]), x.v[: count * size].view(count, size, -1)
+    found = torch.zeros(count, weights.shape[1], dtype=torch.float64)
+    for r in range(len(x.rows)):
+        ret = x.returned[r]
+        (w, m), (own_w, own_m) = (
+            (p.sum(-1), (p.unsqueeze(1) @ y).squeeze(1) - p.sum(-1, keepdim=True) * ret)
+            for p, y in ((weights[r], values), (own[r], own_values))
+        )
+        left = _distances(x.error[r] + own_m, -m)
+        found += total(_row(x, r), left.unsqueeze(0), (w.unsqueeze(0) - own_w.unsqueeze(1)).unsqueeze(0))
+    return found.masked_fill(~seen.all(-1).any(0).unsqueeze(1), _FAR)
+
+
 def _pages_of_row(x: Weights, p: Tensor, seen: Tensor, v: Tensor, gram: Tensor) -> dict[str, Tensor]:
     e, ret = x.error[0], x.returned[0]
     own = p * seen
@@ -233,7 +263,7 @@ def _pages_of_row(x: Weights, p: Tensor, seen: Tensor, v: Tensor, gram: Tensor) 
     swap = e.square().sum() - 2 * (eu + eu.t()) + squared + squared.t()
     # V of page b with the weights of page a: sum_i p_a,i (v_b,i - v_a,i).
     ev = own @ y.t() - (own * y).sum(-1).unsqueeze(1)
-    cross = torch.einsum("ai,bij,aj->ab", own, gram, own)
+    cross = _pairs(own) @ gram.flatten(1).t()
     only_v = e.square().sum() - 2 * ev + cross + cross.diagonal().unsqueeze(1)
     zero = torch.zeros_like(grown)
     return {
@@ -246,8 +276,11 @@ def _pages_of_row(x: Weights, p: Tensor, seen: Tensor, v: Tensor, gram: Tensor) 
 
 def _squares(p: Tensor, own: Tensor, gram: Tensor) -> Tensor:
     """[P, P]: squared length of sum_i (p_b,i - own_a,i) v_a,i."""
-    mixed = torch.einsum("aij,bj->abi", gram, p)
-    first = torch.einsum("abi,bi->ab", mixed, p)
-    second = torch.einsum("abi,ai->ab", mixed, own)
-    third = torch.einsum("ai,aij,aj->a", own, gram, own)
-    return first - 2 * second + third.unsqueeze(1)
+    first = gram.flatten(1) @ _pairs(p).t()
+    mixed = torch.einsum("ai,aij->aj", own, gram)
+    return first - 2 * mixed @ p.t() + (mixed * own).sum(-1, keepdim=True)
+
+
+def _pairs(p: Tensor) -> Tensor:
+    """Products of two weights of a page [P, size * size]."""
+    return (p.unsqueeze(2) * p.unsqueeze(1)).flatten(1)

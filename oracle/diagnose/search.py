@@ -10,14 +10,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
 
 from oracle.budget.bound import CONFIDENCE
 from oracle.convention import Convention
-from oracle.diagnose import conventions, decoding, fitted, keys, narrow, parts, places
+from oracle.diagnose import conventions, decoding, fitted, keys, narrow, parts, places, tables
 from oracle.diagnose.hypothesis import Hypothesis
 from oracle.diagnose.model import Diagnosis, Kind, Surroundings
 from oracle.diagnose.rows import describe_rows, request_of
@@ -89,6 +89,10 @@ class _Search:
     screen: tuple[int, int]
     """token and kv head of the rows looked at first"""
     panel: tuple[int, ...]
+    own: dict[tuple[tuple[int, ...], int | None], Fit] = field(default_factory=dict)
+    """fits of some rows to what was asked for"""
+    weak: list[Hypothesis] = field(default_factory=list)
+    """those that agree with what failed, which is too little to tell"""
 
     @staticmethod
     def of(subject: Subject, around: Surroundings) -> _Search:
@@ -110,12 +114,37 @@ class _Search:
             return Diagnosis(Kind.NONE, "none needed: every element is within its budget", ratio=worst)
         explained = self._explained(self._hypotheses()) or self._explained(decoding.hypotheses(self.scene, self.panel))
         if not explained:
-            where = self._where().removeprefix("only ")
-            return Diagnosis(Kind.UNEXPLAINED, f"no hypothesis explains {self._what()} {where}", ratio=worst)
+            return Diagnosis(Kind.UNEXPLAINED, self._unexplained(), ratio=worst)
         return replace(explained[0], runners_up=tuple(explained[1:]))
 
     def _explained(self, hypotheses: Iterable[Hypothesis]) -> list[Diagnosis]:
         """What explains every row that is looked at, the best first."""
+        near, far = self._sifted(hypotheses)
+        return self._best(near) or self._best(far)
+
+    def _sifted(self, hypotheses: Iterable[Hypothesis]) -> tuple[list[Hypothesis], list[Hypothesis]]:
+        """Hypotheses that the rows looked at first leave possible: those that fit about as well as any, and others.
+
+        The others are tried only if none of the first explains: they could not be named beside one that does.
+        """
+        near: list[Hypothesis] = []
+        far: list[Hypothesis] = []
+        token, kv_head = self.screen
+        failing = self.scene.failing[token : token + 1, self.scene.heads(kv_head)]
+        screened = []
+        for h in hypotheses:
+            if h.given or h.whole:
+                near.append(h)
+                continue
+            fit = self._screened(h, (token,), kv_head)
+            if fit is not None:
+                screened.append((h, sum(fit.at(failing).misfit(self.scene.subject.problem.dim_v))))
+        limit = min((m for _, m in screened), default=0.0) + _FAR
+        for h, misfit in screened:
+            (near if misfit <= limit else far).append(h)
+        return near, far
+
+    def _best(self, hypotheses: Iterable[Hypothesis]) -> list[Diagnosis]:
         ranked = _ranked(c for h in hypotheses if (c := self._try(h)) is not None)
         explained: list[Diagnosis] = []
         for candidate in ranked[:VERIFICATIONS]:
@@ -133,18 +162,16 @@ class _Search:
         subject = self.scene.subject
         yield from conventions.hypotheses(subject.problem, subject.convention, self.scene.around)
         yield from places.hypotheses(self.scene, self.panel)
+        yield from tables.hypotheses(self.scene)
         yield from parts.hypotheses(self.scene)
         yield from fitted.hypotheses(self.scene, self.screen, self.panel)
         yield from keys.hypotheses(self.scene, self.panel)
         yield from narrow.hypotheses(self.scene)
 
     def _try(self, hypothesis: Hypothesis) -> _Candidate | None:
-        """Screen on the failing rows of one query and kv head, then judge on the panel, without bounds of its own."""
+        """Judge on the panel, without bounds of its own."""
         if hypothesis.given:
             return _Candidate(hypothesis, False, -math.inf)
-        token, kv_head = self.screen
-        if not hypothesis.whole and self._screened(hypothesis, (token,), kv_head) is None:
-            return None
         fit = self._screened(hypothesis, self.panel, None)
         if fit is None:
             return None
@@ -154,15 +181,25 @@ class _Search:
         # That a row is not a number, or may be any, says little: the others have to agree.
         if bool(fit.undefined[failing].all()):
             return None
-        everywhere = (True,) if bool(fit.undefined[failing].any()) else (True, False)
+        alone = not bool(fit.undefined[failing].any()) and self._may_be_partial(hypothesis)
+        everywhere = (True, False) if alone else (True,)
         fits = {True: fit, False: only_failing}
         choices = [(scope, self._misfit(hypothesis, fits[scope], own, failing)) for scope in everywhere]
         possible = [(scope, m) for scope, m in choices if m is not None]
         if not possible:
+            if not hypothesis.fitted and bool(fit.passes[failing].all()):
+                self.weak.append(hypothesis)
             return None
         least = min(m for _, m in possible)
         scope, misfit = next((e, m) for e, m in possible if m <= least + DECISIVE)
         return _Candidate(hypothesis, scope, misfit)
+
+    def _may_be_partial(self, hypothesis: Hypothesis) -> bool:
+        """Whether it may be said of the failing rows alone: what kv heads share, if they fail as a whole."""
+        if not hypothesis.uniform:
+            return True
+        heads = self.scene.failing.any(0).view(self.scene.subject.problem.kv_heads, -1)
+        return bool((heads.any(1) == heads.all(1)).all())
 
     def _misfit(self, hypothesis: Hypothesis, fit: Fit, own: Fit, failing: Tensor) -> float | None:
         """How badly it fits; None if it is not clearly better than what was asked for (`own`).
@@ -185,7 +222,9 @@ class _Search:
     def _own(self, tokens: tuple[int, ...], kv_head: int | None) -> Fit:
         """How what was asked for fits some rows."""
         scene = self.scene
-        return scene.subject.fit(scene.part(tokens, kv_head), tokens, scene.heads(kv_head))
+        if (tokens, kv_head) not in self.own:
+            self.own[tokens, kv_head] = scene.subject.fit(scene.part(tokens, kv_head), tokens, scene.heads(kv_head))
+        return self.own[tokens, kv_head]
 
     def _screened(self, hypothesis: Hypothesis, tokens: tuple[int, ...], kv_head: int | None) -> Fit | None:
         """The fit of some rows by the budget of the problem as posed; None if failing rows are far off or no better."""
@@ -217,7 +256,7 @@ class _Search:
             if not bool(fit.passes[failing].all()):
                 return None
             everywhere = everywhere and bool(fit.passes.all())
-            if not everywhere and bool(fit.undefined[failing].any()):
+            if not everywhere and (bool(fit.undefined[failing].any()) or not self._may_be_partial(hypothesis)):
                 return None
             # A chunk may have no row that passes: those that failed for another reason are not explained here.
             ratio = max([ratio, *fit.ratio[fit.passes].tolist()])
@@ -231,6 +270,15 @@ class _Search:
         heads = self.scene.heads(kv_head)
         fit = subject.fit(hypothesis.answer(subject, (token,), kv_head), (token,), heads)
         return bool(fit.passes[self.scene.failing[token : token + 1, heads]].all())
+
+    def _unexplained(self) -> str:
+        """What is not explained and where, or what would explain it if more were wrong."""
+        what, where = self._what(), self._where().removeprefix("only ")
+        if not self.weak:
+            return f"no hypothesis explains {what} {where}"
+        first = min(self.weak, key=lambda h: (h.kind.size, h.rank))
+        others = f", or {len(self.weak) - 1} others" if len(self.weak) > 1 else ""
+        return f"too little is wrong to tell what explains {what} {where}; it could be {first.detail}{others}"
 
     def _what(self) -> str:
         """What the failing rows hold, in words."""
@@ -254,6 +302,8 @@ class _Search:
         return f"only in {', '.join(words)}"
 
 
+_FAR = 10 * DECISIVE
+"""How much worse than the best a hypothesis may fit the rows that are looked at first, to be tried beside it."""
 _SCREEN = 512.0
 """How far beyond the budget of the problem as posed a hypothesis may be before its own budget is worked out."""
 _IMPROVED = 9.0

@@ -178,7 +178,10 @@ class Compared:
         spacing = _spacing(torch.maximum(seen.abs(), expected.abs()).nan_to_num(0.0, 0.0, 0.0), fmt)
         error = (seen - expected).abs()
         error = error.masked_fill((seen == expected) | (accepted & ~error.isfinite()), 0.0)
-        slack = spacing / 2 if rounding is Rounding.NEAREST_EVEN else spacing
+        # Numbers lie closer below a power of two than above it: what counts is the side that `expected` is on.
+        size = seen.abs().nan_to_num(0.0, 0.0, 0.0)
+        side = _spacing(torch.where(size > expected.abs(), size * (1 - 2.0**-40), size), fmt)
+        slack = side / 2 if rounding is Rounding.NEAREST_EVEN else side
         beyond = (error - slack).clamp(min=0.0)
         ratio = torch.where(beyond == 0, 0.0, beyond / bound).nan_to_num(nan=math.inf, posinf=math.inf)
         # What failed is beyond its budget, however rounding at a power of two counts the slack.

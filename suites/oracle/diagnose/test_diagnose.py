@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from typing import Any
 
@@ -10,8 +11,10 @@ import torch
 
 from oracle.attention import solve
 from oracle.convention import Convention, Fp8Flavour
-from oracle.diagnose import Kind, Surroundings
+from oracle.diagnose import Kind, Surroundings, diagnose
 from oracle.kinds import LseBase
+from oracle.precision import Precision
+from oracle.problem import Problem
 from oracle.rounding import round_to
 from suites.oracle.diagnose.calls import CONVENTION, normal, problem, returned, said, solved_instead
 
@@ -131,6 +134,133 @@ def test_a_slot_past_the_end() -> None:
     found = said(causal_off, *returned(seen), around=Surroundings(stale=(stale,)))
     assert found.kind is Kind.STALE_KEY
     assert "past the request's last key" in found.detail
+
+
+@pytest.mark.parametrize("heads", [[0, 1, 2, 3], [1, 2]])
+@pytest.mark.parametrize("window", [None, 1])
+def test_rows_as_if_without_a_key(heads: list[int], window: int | None) -> None:
+    asked = problem(window=window, sinks=SINKS)
+    out, lse = returned(asked)
+    out[:, heads], lse[:, heads] = 0.0, -torch.inf
+    found = said(asked, out, lse)
+    assert found.kind is Kind.NO_KEY
+    assert found.detail.endswith("only in heads 1, 2") == (len(heads) == 2)
+
+
+def test_all_weights_lost_says_no_number_for_the_start_of_the_maximum() -> None:
+    # Logits of about -300: a start of 0 and one of -100 lose them all alike.
+    asked = problem(q=-torch.ones(3, 4, 16).bfloat16(), k=normal(2, 60, 2, 16) + 80)
+    out, lse = returned(asked)
+    found = said(asked, torch.zeros_like(out), torch.full_like(lse, -torch.inf))
+    assert found.kind is Kind.MAXIMUM
+    assert "at 0" not in found.detail
+    assert found.parameters["start"] is None
+
+
+def test_logits_of_0_are_no_scale() -> None:
+    asked = problem()
+    out, lse = returned(asked)
+    zero_out, zero_lse = returned(replace(asked, q=asked.q * 0))
+    out[:, 1:], lse[:, 1:] = zero_out[:, 1:], zero_lse[:, 1:]
+    found = said(asked, out, lse)
+    assert (found.kind, "every logit is 0" in found.detail) == (Kind.DIMS, True), found
+    assert found.detail.endswith("only in heads 1, 2, 3")
+
+
+@pytest.mark.parametrize(("heads", "kind"), [([0, 1], Kind.SCALE), ([1, 2], Kind.UNEXPLAINED)])
+def test_a_scale_that_is_fitted_holds_of_whole_kv_heads(heads: list[int], kind: Kind) -> None:
+    asked = problem()
+    out, lse = returned(asked)
+    other_out, other_lse = returned(replace(asked, scale=0.23 * 1.7))
+    out[:, heads], lse[:, heads] = other_out[:, heads], other_lse[:, heads]
+    assert said(asked, out, lse).kind is kind
+
+
+def test_a_cap_after_the_mask_over_values_that_are_not_loaded() -> None:
+    # A tile of 128 keys: those hidden weigh exp(-cap), but a load that is masked gives values of 0.
+    asked = problem(soft_cap=3.0, keys=100, queries=1)
+    solution = solve(asked)
+    whole = torch.logaddexp(solution.lse, torch.tensor(-3.0 + math.log(28)).double())
+    out = round_to(solution.out * (solution.lse - whole).exp().unsqueeze(-1), torch.bfloat16)
+    found = said(asked, out, whole.float(), around=Surroundings(tile=128))
+    assert (found.kind, "after the mask" in found.detail) == (Kind.SOFT_CAP, True), found
+    assert found.detail.endswith("with values of 0")
+
+
+def test_too_little_evidence_is_said_and_names_nothing() -> None:
+    # One row of one value: a sink left out shows as the next number, and so would much else.
+    asked = problem(
+        keys=60,
+        queries=1,
+        q=normal(1, 1, 1, 16),
+        k=normal(2, 60, 1, 16),
+        v=torch.ones(60, 1, 16).bfloat16(),
+        sinks=torch.tensor([-2.5]),
+    )
+    asked = replace(asked, sinks=solve(asked).lse[0].float() + math.log(0.00201))
+    precision = Precision(source="this test", kv_cast=None, p_dtype=None, qk_product=None, sink_first=False)
+    found = diagnose(asked, torch.ones(1, 1, 16).bfloat16(), None, precision=precision, input_dtype="bf16")
+    assert found.kind is Kind.UNEXPLAINED
+    assert "too little is wrong" in found.detail
+    assert "sink: left out" in found.detail
+    assert not found.runners_up
+
+
+def test_keys_that_explain_alike_are_not_told_apart() -> None:
+    v = normal(3, 60, 2, 16)
+    v[40], k = v[23], problem().k.clone()
+    k[40] = k[23]
+    asked = problem(k=k, v=v, causal=False)
+    found = said(asked, *returned(asked.subset(torch.arange(60) != 23)))
+    assert found.kind is Kind.MISSING_KEY
+    assert "one of the keys 23, 40 " in found.detail
+    assert found.parameters["alike"] == [23, 40]
+    alone = said(asked, *returned(asked.subset(torch.arange(60) != 24)))
+    assert alone.detail == "missing_key: key 24 is not seen"
+
+
+def pooled(pages: tuple[tuple[int, ...], ...], lens: tuple[int, ...], size: int = 8) -> tuple[Problem, Surroundings]:
+    """A problem whose keys lie in pages of a pool of 12, what lies around it."""
+    pool_k, pool_v = normal(20, 12, size, 2, 16), normal(21, 12, size, 2, 16)
+    k, v = (
+        torch.cat([pool[list(own)].flatten(0, 1)[:n] for own, n in zip(pages, lens, strict=True)])
+        for pool in (pool_k, pool_v)
+    )
+    asked = problem(q=normal(1, len(lens), 4, 16), k=k, v=v, q_lens=(1,) * len(lens), kv_lens=lens)
+    return asked, Surroundings(page_size=size, pages=pages, pool_k=pool_k, pool_v=pool_v)
+
+
+@pytest.mark.parametrize(
+    ("read", "words"),
+    [
+        (((0, 1, 2), (0, 1)), "the table is not used"),
+        (((5, 9, 3), (7, 2)), "row of the next request"),
+        (((2, 5, 5), (9, 9)), "entry i + 1"),
+    ],
+)
+def test_a_page_table_that_is_not_read_as_it_is_given(read: tuple[tuple[int, ...], ...], words: str) -> None:
+    pages, lens = ((7, 2, 5), (1, 9)), (20, 13)
+    if "next" in words:
+        pages, read, lens = ((7, 2), (5, 9)), ((5, 9), (7, 2)), (13, 16)
+    asked, around = pooled(pages, lens)
+    found = said(asked, *returned(pooled(read, lens)[0]), around=around)
+    assert found.kind is Kind.PAGE, found
+    assert words in found.detail
+
+
+def test_a_page_of_poison_read_in_place_of_another() -> None:
+    pages, lens = ((7, 2, 5, 1),), (32,)
+    asked, around = pooled(pages, lens)
+    assert around.pool_k is not None
+    assert around.pool_v is not None
+    for page in (3, 4):
+        around.pool_k[page], around.pool_v[page] = 1.25, 40.0
+    k, v = asked.k.clone(), asked.v.clone()
+    k[16:24], v[16:24] = 1.25, 40.0
+    found = said(asked, *returned(replace(asked, k=k, v=v)), around=around)
+    assert found.kind is Kind.PAGE, found
+    assert found.detail.startswith("page: page 3 of the pool (or another of 2 that are alike) is read")
+    assert found.parameters["page"] == 2
 
 
 @pytest.mark.parametrize("operands", ["kv", "k"])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 
 import pytest
+import torch
 from torch import Tensor
 
 from oracle import philox
@@ -47,6 +48,31 @@ def test_an_average_and_weights_of_others() -> None:
     lse = merge_states(OUTS, LSES)[1]
     assert "averaged" in said(OUTS.mean(0), lse).detail
     assert said(*merge_states(OUTS, LSES.roll(1, 0))).kind is Kind.MERGE
+
+
+@pytest.mark.parametrize("base", list(LseBase))
+def test_weights_that_are_summed_in_the_other_base(base: LseBase) -> None:
+    # The sum is of powers of the other base, over which outputs are weighted in their own: the weights miss 1.
+    power, log, other = (
+        (torch.exp, torch.log, torch.exp2) if base is LseBase.NATURAL else (torch.exp2, torch.log2, torch.exp)
+    )
+    top = LSES.double().amax(0)
+    lse = top + log(other(LSES.double() - top).sum(0))
+    out = (power(LSES.double() - lse).unsqueeze(-1) * OUTS.double()).sum(0)
+    found = said(out, lse, base=base)
+    assert found.kind is Kind.MERGE
+    assert "do not sum to 1" in found.detail
+
+
+@pytest.mark.parametrize("wrong", [[0], [0, 1, 2]])
+def test_log_sum_exps_whose_axes_are_exchanged(wrong: list[int]) -> None:
+    lses = LSES.clone()
+    for i in wrong:
+        lses[i] = LSES[i].flatten().view(2, 4).t()
+    found = said(*merge_states(OUTS, lses))
+    assert found.kind is Kind.LSE
+    assert ("state 0 are" if wrong == [0] else "the states are") in found.detail
+    assert found.detail.endswith("heads first")
 
 
 def test_rows_of_empty_states() -> None:
