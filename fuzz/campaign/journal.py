@@ -14,8 +14,12 @@ from fuzz.campaign.store import CampaignRow, Found, Key, Result, Round, Store, S
 from fuzz.case import Case, case_from_dict
 from fuzz.check.result import CaseResult
 from fuzz.errors import Exit
+from fuzz.target_sources import digest
 
-_OF_VERSIONS = {"versions", "targets", "ledger"}
+_VERSIONS = ("versions", "sources")
+"""Settings that say which version of everything is tested."""
+
+_OF_VERSIONS = {*_VERSIONS, "targets", "ledger"}
 """Settings that may change with the versions of what is tested."""
 
 
@@ -76,8 +80,9 @@ def start(folder: Path, campaign: Campaign, resume: bool) -> tuple[Journal, str]
             told = f"{store.path}: nothing to resume, a new run begins" if resume else ""
             return _open(store, store.begin(settings), campaign), told
         changed = [name for name in settings if settings[name] != last.settings.get(name)]
-        if "versions" in changed and set(changed) <= _OF_VERSIONS:
-            told = f"{store.path}: {difference(last.settings, settings, 'versions')}: a new run begins"
+        newer = next((name for name in _VERSIONS if name in changed), None)
+        if newer is not None and set(changed) <= _OF_VERSIONS:
+            told = f"{store.path}: {difference(last.settings, settings, newer)}: a new run begins"
             return _open(store, store.begin(settings), campaign), told
         if changed:
             what = difference(last.settings, settings, changed[0])
@@ -102,6 +107,7 @@ def settings_of(campaign: Campaign) -> dict[str, Any]:
         "engine": settings.engine.value,
         "targets": {name: _digest(search.space.dimensions) for name, search in campaign.searches.items()},
         "modules": list(settings.modules),
+        "sources": {module: digest(module) for module in settings.modules},
         "timeout_s": settings.timeout_s,
         "most_tokens": campaign.most_tokens,
         "huge": campaign.huge,
@@ -167,6 +173,10 @@ def difference(before: Mapping[str, Any], now: Mapping[str, Any], name: str) -> 
     if name == "versions" and isinstance(old, Mapping):
         part = next(part for part in {**old, **new} if old.get(part) != new.get(part))
         return f"{part} was {old.get(part)} and is {new.get(part)}"
+    if name == "sources":
+        old = old or {}
+        part = next((part for part in new if old.get(part) != new[part]), "")
+        return f"--targets {part}: its source is not what it was" if part else "other targets of the user than before"
     if name == "targets" and isinstance(old, Mapping):
         added, gone = sorted(new.keys() - old.keys()), sorted(old.keys() - new.keys())
         if not added and not gone:
