@@ -284,7 +284,7 @@ def test_a_finding_that_cannot_be_kept_is_shown_all_the_same(
     out = tmp_path / "out"
 
     def reply(index: int) -> dict[str, Any]:
-        if index == 0:
+        if not (tmp_path / "moved").exists():
             out.rename(tmp_path / "moved")
             out.write_text("in the way")
         return FAILED
@@ -385,11 +385,12 @@ def test_the_timeout_reaches_the_pool(
 
     monkeypatch.setattr("fuzz.commands.open_pool", lambda settings: Noting(lambda index: FAILED))
     path = finding(tmp_path, "x")
-    assert main([*FUZZ, "--timeout", "7", "--out", str(tmp_path)]) == 1
+    search = [*FUZZ, "--minimise-time", "0s", "--out", str(tmp_path)]
+    assert main([*search, "--timeout", "7"]) == 1
     assert main(["replay", str(path), *PLANTED, *EMULATOR, "--timeout", "2m"]) == 1
     case = write(tmp_path, gather_case())
     assert main(["run", case, *PLANTED, *EMULATOR, "--target", "planted.gather.clean", "--timeout", "8"]) == 1
-    assert main([*FUZZ, "--out", str(tmp_path)]) == 1
+    assert main(search) == 1
     assert seen == [7, 120, 8, 120]
 
 
