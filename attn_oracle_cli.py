@@ -10,6 +10,7 @@ import os
 import sys
 
 INTERRUPTED = 130
+NOTHING_CAN_RUN = 125
 
 
 def main() -> int:
@@ -21,6 +22,13 @@ def main() -> int:
         return run()
     except KeyboardInterrupt:
         return INTERRUPTED
+    except ModuleNotFoundError as error:  # of what the command line itself is made with
+        from fuzz.dependencies import said_of
+
+        if (said := said_of(error)) is None:
+            raise
+        print(f"attn-oracle: {said}", file=sys.stderr)
+        return NOTHING_CAN_RUN
 
 
 if __name__ == "__main__":

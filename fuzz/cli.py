@@ -15,6 +15,7 @@ import typer
 from rich.console import Console
 from rich.text import Text
 
+from fuzz.dependencies import said_of
 from fuzz.errors import Exit, Expected, OutputError, Stop
 from fuzz.options import CASE_TIMEOUT_S, duration
 from oracle.kinds import Engine
@@ -61,9 +62,9 @@ Jobs = Annotated[int | None, typer.Option(min=1, help="Worker processes. Default
 
 def _print_version(wanted: bool) -> None:
     if wanted:
-        from fuzz.versions import PRODUCT, versions
+        from fuzz.versions import PRODUCT, own
 
-        print(f"{PRODUCT} {versions()[PRODUCT]}")
+        print(f"{PRODUCT} {own()}")
         raise typer.Exit
 
 
@@ -508,6 +509,10 @@ def _run(command: typer.Typer, arguments: Sequence[str] | None, name: str | None
         raise
     except Expected as error:
         return _told(_stop_of(error))
+    except ModuleNotFoundError as error:
+        if (said := said_of(error)) is None:
+            raise
+        return _told(Stop(Exit.NOTHING, said))
     return Exit.CLEAN
 
 

@@ -10,16 +10,16 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
-
-from fuzz import engine as engines
-from fuzz.engine.loader import missing_compiler
-from fuzz.versions import AITER, aiter_is_amds, installed, versions
+from fuzz.dependencies import NEEDED, how, missing
+from fuzz.versions import AITER, PRODUCT, aiter_is_amds, installed, own, versions
 from oracle.kinds import Engine
+
+# What needs torch is imported where it is used: what is missing is said without it.
 
 SCHEMA = 1
 SGLANG = "sglang==0.5.15"
-DEPENDENCIES = ("numpy", "scipy", "hypothesis", "packaging", "typer", "rich", "pytest")
+DEPENDENCIES = tuple(name for name in NEEDED if name != "torch")
+_LOOKED_AT_WITH = ("torch", "numpy")
 FOR_DEVELOPERS = ("mpmath", "nox", "ruff", "mypy")
 NEVER_EXECUTED = "never executed by us"
 NEVER_EXECUTED_ON = (Engine.HIP,)
@@ -89,6 +89,8 @@ class Report:
 
 def doctor() -> Report:
     """Look around. Imports no kernel package and runs no kernel."""
+    if missing(_LOOKED_AT_WITH):
+        return _without(missing())
     names = versions()
     packages = {name: installed(name) for name in (*DEPENDENCIES, *FOR_DEVELOPERS)}
     return Report(
@@ -102,13 +104,32 @@ def doctor() -> Report:
     )
 
 
+def _without(gone: list[str]) -> Report:
+    """What can be said where packages that everything needs are missing."""
+    reason = f"needs {', '.join(gone)}"
+    names = dict.fromkeys(("python", "torch", "triton", "sglang", AITER, "gpu"))
+    return Report(
+        versions={PRODUCT: own(), **names, "python": platform.python_version(), "torch": installed("torch")},
+        packages={name: installed(name) for name in DEPENDENCIES},
+        platform=f"{platform.platform()}, {platform.machine()}, {sys.executable}",
+        torch_build="not looked at",
+        gpus=(),
+        engines=tuple(EngineState(engine, False, reason) for engine in Engine),
+        advice=tuple(Advice(name, "attn-oracle needs it", how(name)) for name in gone),
+    )
+
+
 def _build() -> str:
+    import torch
+
     if torch.version.hip:
         return f"ROCm {torch.version.hip}"
     return f"CUDA {torch.version.cuda}" if torch.version.cuda else "CPU only"
 
 
 def _gpus() -> Iterator[Gpu]:
+    import torch
+
     for index in range(torch.cuda.device_count()):
         found = torch.cuda.get_device_properties(index)
         arch = found.gcnArchName if torch.version.hip else f"sm_{found.major}{found.minor}"
@@ -116,6 +137,9 @@ def _gpus() -> Iterator[Gpu]:
 
 
 def _state(engine: Engine) -> EngineState:
+    from fuzz import engine as engines
+    from fuzz.engine.loader import missing_compiler
+
     reason = engines.unavailable(engine)
     if reason is not None:
         detail = reason.removeprefix(f"{engine}: ")
@@ -134,16 +158,18 @@ def _advice(names: dict[str, str | None], packages: dict[str, str | None]) -> It
     yield from _about_aiter(names[AITER])
     for name in DEPENDENCIES:
         if packages[name] is None:
-            yield Advice(name, "attn-oracle needs it", f"pip install {name}")
-    missing = [name for name in FOR_DEVELOPERS if packages[name] is None]
-    if missing:
+            yield Advice(name, "attn-oracle needs it", how(name))
+    unused = [name for name in FOR_DEVELOPERS if packages[name] is None]
+    if unused:
         yield Advice(
-            ", ".join(missing), "for the framework's own tests and lint only", f"pip install {' '.join(missing)}"
+            ", ".join(unused), "for the framework's own tests and lint only", f"pip install {' '.join(unused)}"
         )
 
 
 def _about_gpu(names: dict[str, str | None]) -> Iterator[Advice]:
     """Torch and Triton. Nothing here ever suggests to install a torch where a ROCm one is, or should be."""
+    import torch
+
     if torch.version.hip or Path("/dev/kfd").exists():
         if not torch.version.hip:
             yield Advice(
@@ -173,6 +199,8 @@ def _about_gpu(names: dict[str, str | None]) -> Iterator[Advice]:
 
 
 def _about_aiter(version: str | None) -> Iterator[Advice]:
+    import torch
+
     if aiter_is_amds() is False:
         why = "the installed package aiter is PyPI's of that name, about asynchronous iterators, and not AMD's kernels"
         yield Advice("aiter", why, f"pip uninstall aiter && pip install {AITER}" if torch.version.hip else "")

@@ -8,7 +8,7 @@ import tomllib
 from importlib import metadata
 from pathlib import Path
 
-import torch
+# torch is imported where it is needed: the version of the product, and what is missing, is said without it.
 
 PRODUCT = "attn-oracle"
 AITER = "amd-aiter"
@@ -18,8 +18,10 @@ _TRITON = ("triton", "pytorch-triton", "pytorch-triton-rocm", "triton-rocm")
 
 def versions() -> dict[str, str | None]:
     """Version of each part that a verdict depends on, None where it is missing; ``gpu`` is the first one's name."""
+    import torch
+
     return {
-        PRODUCT: _own(),
+        PRODUCT: own(),
         "python": platform.python_version(),
         "torch": str(torch.__version__),
         "triton": next((found for name in _TRITON if (found := installed(name))), None),
@@ -39,6 +41,8 @@ def installed(distribution: str) -> str | None:
 
 def gpu_name() -> str | None:
     """Name of the GPU that torch uses, or None."""
+    import torch
+
     return torch.cuda.get_device_name() if torch.cuda.is_available() else None
 
 
@@ -54,7 +58,7 @@ def aiter_is_amds() -> bool | None:
     return any((Path(folder) / "ops").is_dir() for folder in spec.submodule_search_locations or ())
 
 
-def _own() -> str | None:
+def own() -> str | None:
     """This program's version: of the installed distribution, else what its source tree says where there is no git."""
     try:
         project = tomllib.loads((Path(__file__).parents[1] / "pyproject.toml").read_text(encoding="utf-8"))
