@@ -26,7 +26,7 @@ from fuzz.finding_files import finding_files, read_case
 from fuzz.options import CASE_TIMEOUT_S
 from fuzz.report import summary as summaries
 from fuzz.report.coverage import coverage_dict, coverage_lines, covered
-from fuzz.report.failure import failure_text
+from fuzz.report.failure import failure_text, target_options
 from fuzz.support import unsupported
 from fuzz.versions import versions
 from oracle.declare import Declaration
@@ -150,7 +150,7 @@ def default_jobs(engine: Engine) -> int:
 
 def replay_options(engine: str, modules: Sequence[str]) -> list[str]:
     """What a replay has to be told as this command was; ``engine`` as it was given."""
-    named = [word for module in modules for word in ("--targets", module)]
+    named = target_options(modules)
     return named if engine == "auto" else [*named, "--engine", engine]
 
 

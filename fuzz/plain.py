@@ -108,6 +108,13 @@ class Fields:
             return float(value)
         raise self._fail(name, value, "a number")
 
+    def flag(self, name: str, default: Any = _REQUIRED) -> Any:
+        """True or false."""
+        value = self._get(name, default)
+        if type(value) is not bool:
+            raise self._fail(name, value, "true, false")
+        return value
+
     def fields(self, name: str, default: Any = _REQUIRED) -> Fields:
         """An object."""
         return Fields(self._get(name, default), self._place(name))

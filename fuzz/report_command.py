@@ -112,6 +112,8 @@ def load(folder: Path, runs: Sequence[Any], history: Path | None = None, beside:
         own, kept = _stored(folder)
         findings |= kept
         nights += own
+    superseded = {data.get("made_from") for data in findings.values()}
+    findings = {name: data for name, data in findings.items() if name not in superseded}
     runs = [*nights, *runs]
     folders = _folders(folder, findings, beside or folder)
     return Report.of(runs[-1] if runs else None, findings.values(), runs[:-1], paths=paths, folders=folders, bad=bad)

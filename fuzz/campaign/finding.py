@@ -42,6 +42,10 @@ class Finding:
     case: Case
     modules: tuple[str, ...] = ()
     """the user's target modules, as they were named; for information"""
+    made_from: str | None = None
+    """the id of the finding that was made smaller into this one"""
+    smallest: bool = False
+    """no single reduction of the case keeps the fault"""
     entry: str | None = None
     """the ledger entry that tells it from others, also where the ledger excuses nothing"""
 
@@ -99,6 +103,8 @@ class Finding:
             "versions": dict(self.versions),
             "known": self.known,
             "modules": list(self.modules),
+            "made_from": self.made_from,
+            "smallest": self.smallest,
             "evidence": dict(self.evidence),
             "case": self.case.to_dict(),
         }
@@ -131,6 +137,8 @@ def saved_finding(data: object) -> Finding:
         known=own.text("known", None),
         case=case,
         modules=own.texts("modules"),
+        made_from=own.text("made_from", None),
+        smallest=own.flag("smallest", False),
     )
 
 

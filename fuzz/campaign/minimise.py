@@ -157,7 +157,7 @@ def _fault(found: Finding, settings: Settings) -> tuple[str | None, ...]:
 
 @dataclass(frozen=True)
 class Smaller:
-    """A finding before and after. ``after`` is ``before`` where nothing smaller shows it."""
+    """A finding before and after. ``after`` has the case of ``before`` where nothing smaller shows it."""
 
     before: Finding
     after: Finding
@@ -211,7 +211,10 @@ def minimise_finding(
         expired=lambda: deadline is not None and time.monotonic() >= deadline,
         smaller=smaller,
     )
-    return Smaller(finding, judge.shown.get(found.case, finding), found.judged, found.complete)
+    after = judge.shown.get(found.case, finding)
+    made_from = finding.made_from if after.id == finding.id else finding.id
+    after = replace(after, made_from=made_from, smallest=found.complete)
+    return Smaller(finding, after, found.judged, found.complete)
 
 
 def _one_of_each_first(findings: Sequence[Finding]) -> list[Finding]:

@@ -21,3 +21,8 @@ def failure_text(target: str, case: Case, failures: Sequence[CheckResult], repla
 def replay_command(path: Path | str, options: Sequence[str] = ()) -> str:
     """The command that runs a finding's file again. ``options`` are those that a replay needs."""
     return shlex.join(["attn-oracle", "replay", str(path), *options])
+
+
+def target_options(modules: Sequence[str]) -> list[str]:
+    """The options that load a user's own target modules."""
+    return [word for module in modules for word in ("--targets", module)]

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import base64
 import hashlib
-import shlex
 from importlib.resources import files
 
 from jinja2 import Environment, StrictUndefined
 
 from fuzz.report import plots
+from fuzz.report.failure import replay_command, target_options
 from fuzz.report.model import FindingView, Report
 from fuzz.report.svg import Markup, short
 
@@ -49,7 +49,7 @@ def render(report: Report) -> str:
 def command(finding: FindingView) -> str:
     """What shows a finding again."""
     engine = ["--engine", finding.engine] if finding.engine else []
-    return shlex.join(["attn-oracle", "replay", finding.path or "", *engine])
+    return replay_command(finding.path or "", [*target_options(finding.modules), *engine])
 
 
 def _part(name: str) -> str:

@@ -2,26 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import fields
 
 from fuzz.campaign.finding import Finding
 from fuzz.case import Case
 from fuzz.check.diagnosis import KEY, detail_of
 from fuzz.features import labels
-from fuzz.report.failure import replay_command
+from fuzz.report.failure import replay_command, target_options
 
 _ALWAYS = ("operation", "context_lens", "query_lens", "num_kv_heads", "group_size", "head_dim", "v_head_dim", "dtype")
 _PLAIN = (None, False, 0, (), "none", "normal", "full", "tight", "ascending", "inline")
 """Values of other fields that say nothing."""
 
 
-def issue(finding: Finding, script: str | None, reason: str = "", *, options: Sequence[str] = ()) -> str:
-    """The report. ``script``: its file's name; None: there is none, for ``reason``. ``options``: those of a replay."""
-    return "\n".join(_lines(finding, script, reason, options)) + "\n"
+def issue(finding: Finding, script: str | None, reason: str = "") -> str:
+    """The report. ``script``: its file's name; None: there is none, for ``reason``."""
+    return "\n".join(_lines(finding, script, reason)) + "\n"
 
 
-def _lines(finding: Finding, script: str | None, reason: str, options: Sequence[str]) -> Iterator[str]:
+def _lines(finding: Finding, script: str | None, reason: str) -> Iterator[str]:
     yield f"# {_inline(finding.target)}: {_inline(finding.check)} is wrong"
     yield from ("", "## What", "", _inline(finding.message), "")
     if (detail := detail_of(finding.evidence)) is not None:
@@ -31,7 +31,7 @@ def _lines(finding: Finding, script: str | None, reason: str, options: Sequence[
         yield ""
     else:
         yield from ("Not diagnosed.", "")
-    yield from ("## Smallest input", "", "| field | value |", "|---|---|")
+    yield from ("## Smallest input" if finding.smallest else "## Input", "", "| field | value |", "|---|---|")
     for name, value in shown_fields(finding.case):
         yield f"| {name} | {_cell(value)} |"
     yield from (
@@ -45,7 +45,7 @@ def _lines(finding: Finding, script: str | None, reason: str, options: Sequence[
         yield "  ends with 1 if the fault shows, with 0 if it does not."
     else:
         yield f"- There is no script without attn-oracle: {_inline(reason)}."
-    command = replay_command("finding.json", options)
+    command = replay_command("finding.json", target_options(finding.modules))
     yield f"- `{command}`: on a CPU, too, where the kernel is emulated."
     yield from ("", "## Environment", "", "| | |", "|---|---|", f"| engine | {finding.engine} |")
     for name, version in finding.versions.items():

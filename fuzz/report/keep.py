@@ -56,10 +56,11 @@ class Keeper:
 
     def replace(self, before: Finding, after: Finding) -> None:
         """Keep ``after`` in the place of ``before``, which it makes superfluous. Never raises ``OSError``."""
-        if before.id == after.id or not self._write(_file(after), after.to_dict()):
+        if before == after or not self._write(_file(after), after.to_dict()):
             return
         self.smaller[before.id] = after
-        self._remove(_file(before))
+        if before.id != after.id:
+            self._remove(_file(before))
 
     def keep_error(self, error: HarnessError) -> None:
         """Write a failure of our own code."""

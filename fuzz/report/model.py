@@ -63,6 +63,7 @@ class FindingView:
     versions: tuple[tuple[str, str], ...] = ()
     case: str = ""
     path: str | None = None
+    modules: tuple[str, ...] = ()
     folder: str | None = None
     """with its reproducer, as the page says it"""
     grids: tuple[Grid, ...] = ()
@@ -253,6 +254,7 @@ def read_finding(
         versions=_versions(own),
         case=case.to_json(),
         path=(paths or {}).get(name),
+        modules=own.texts("modules"),
         folder=(folders or {}).get(name),
         grids=tuple(_grids(evidence)),
         keys=tuple(_keys(one) for one in evidence.each("keys")),

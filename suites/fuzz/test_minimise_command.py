@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -59,6 +60,9 @@ def test_a_finding_is_made_smaller_beside_itself(tmp_path: Path, capsys: pytest.
     smaller = saved_finding(json.loads(Path(told["case"]).read_text()))
     assert (smaller.check, smaller.case.context_lens) == (Check.VALUES, (1,))
     assert Path(told["case"]).parent == tmp_path
+    assert (smaller.smallest, smaller.made_from) == (True, finding().id)
+    assert main(["report", str(tmp_path)]) == 0
+    assert "1 new finding" in capsys.readouterr().out
 
 
 @pytest.mark.slow
@@ -135,3 +139,10 @@ def test_text_from_elsewhere_is_no_markup() -> None:
     assert "key: wrong \\| with \\`markup\\` and \\*lines\\*" in text
     assert "no \\[link\\](x)" in text
     assert "| window | 4 |" in text
+
+
+def test_an_issue_loads_the_users_own_targets_and_claims_no_more_than_was_done() -> None:
+    one = finding(modules=("my kernel.py",))
+    assert "`attn-oracle replay finding.json --targets 'my kernel.py'`" in issue(one, None, "x")
+    assert "## Input" in issue(one, None, "x")
+    assert "## Smallest input" in issue(replace(one, smallest=True), None, "x")

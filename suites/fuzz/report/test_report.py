@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator
+from html import unescape
 from html.parser import HTMLParser
 from itertools import pairwise
 from pathlib import Path
@@ -296,6 +297,15 @@ def test_without_a_form_the_page_lies_beside_the_findings(tmp_path: Path, capsys
     assert main(["report", str(tmp_path)]) == 0
     assert capsys.readouterr().out.endswith("report.html: 3 new findings\n")
     assert "<article" in (tmp_path / "report.html").read_text()
+
+
+def test_a_page_shows_a_finding_again_with_the_users_own_targets(tmp_path: Path) -> None:
+    data = finding_objects()[0] | {"modules": ["my kernel.py", "other"]}
+    path = tmp_path / f"finding-{data['id']}.json"
+    path.write_text(json.dumps(data))
+    assert main(["report", str(tmp_path)]) == 0
+    shown = unescape((tmp_path / "report.html").read_text())
+    assert f"<code>attn-oracle replay {path} --targets 'my kernel.py' --targets other --engine emulator</code>" in shown
 
 
 def test_a_bad_file_is_told_and_hides_no_other(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
