@@ -55,7 +55,7 @@ def check_record(
     """Judge a captured call; print what was found. Ends with ``Stop`` unless all of it is right."""
     known = registry.load(modules)
     if target not in known:
-        raise Stop(Exit.USAGE, f"--target: {target[:60]!r} is unknown; --targets adds to: {', '.join(known)}")
+        raise Stop(Exit.USAGE, f"--target: {registry.unknown(target, known)}")
     declaration = known[target]
     try:
         understand(load(path), declaration)

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import shlex
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
+from fuzz import registry
 from fuzz.campaign.finding import Finding, finding_from_dict, saved_finding
 from fuzz.case import Case
 from fuzz.errors import Exit, Stop
-from fuzz.plain import read_json
+from fuzz.plain import Fields, read_json
+from fuzz.report.failure import target_options
 from oracle.declare import Declaration
 
 
@@ -24,20 +27,26 @@ def finding_files(path: Path) -> list[Path]:
 
 def read_case(path: Path, known: Mapping[str, Declaration]) -> tuple[Declaration, Case]:
     """Target and case of a finding, which is all that a replay needs. Raises ``Stop``."""
-    target, case = read_json(path, finding_from_dict)
-    _check_target(path, target, known)
+    target, case, modules = read_json(path, _asked)
+    _check_target(path, target, modules, known)
     return known[target], case
 
 
 def read_finding(path: Path, known: Mapping[str, Declaration]) -> Finding:
     """A finding with everything that was kept. Raises ``Stop``."""
     finding: Finding = read_json(path, saved_finding)
-    _check_target(path, finding.target, known)
+    _check_target(path, finding.target, finding.modules, known)
     return finding
 
 
-def _check_target(path: Path, target: str, known: Iterable[str]) -> None:
-    if target not in known:
-        raise Stop(
-            Exit.USAGE, f"{path}: finding.target: {target[:60]!r} is unknown; --targets adds to: {', '.join(known)}"
-        )
+def _asked(data: object) -> tuple[str, Case, tuple[str, ...]]:
+    return *finding_from_dict(data), Fields(data, "finding").texts("modules")
+
+
+def _check_target(path: Path, target: str, modules: Sequence[str], known: Iterable[str]) -> None:
+    if target in known:
+        return
+    said = registry.unknown(target, known)
+    if modules:
+        said = f"{target[:60]!r} is unknown; give {shlex.join(target_options(modules))}"
+    raise Stop(Exit.USAGE, f"{path}: finding.target: {said}")

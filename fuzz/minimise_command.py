@@ -66,9 +66,30 @@ def _again(given: Finding, pool: Pool, prepared: Prepared) -> Finding:
     found = findings_of(given.target, given.case, outcome.result, prepared.settings)
     same = next((f for f in found if f.check is given.check), None)
     if same is None:
-        failed = ", ".join(f.check for f in found) or "nothing"
-        raise Stop(Exit.CLEAN, f"{given.target}: {given.check} does not fail here; what fails: {failed}")
+        failed = ", ".join(f.check for f in found)
+        what = f"{given.check} does not fail here; what fails: {failed}" if failed else "nothing fails here"
+        raise Stop(Exit.CLEAN, f"{given.target}: {what}")
     return same
+
+
+def _showing(findings: Sequence[Finding], prepared: Prepared) -> tuple[list[Finding], list[tuple[Finding, str]]]:
+    """Those that show here, and why each of the others does not.
+
+    What was found on another engine is taken as it is: the calls are the same there.
+    """
+    showing: list[Finding] = []
+    gone: list[tuple[Finding, str]] = []
+    with prepared.pool() as pool:
+        for finding in findings:
+            try:
+                if finding.engine is prepared.settings.engine:
+                    _again(finding, pool, prepared)
+                showing.append(finding)
+            except Stop as stop:
+                if stop.code is not Exit.CLEAN:
+                    raise
+                gone.append((finding, str(stop)))
+    return showing, gone
 
 
 def _write(path: Path, finding: Finding) -> None:
@@ -110,8 +131,12 @@ def run_reproducers(
     findings = [read_finding(file, known) for path in paths for file in finding_files(path)]
     targets = list({f.target: known[f.target] for f in findings}.values())
     prepared = prepare_targets(targets, engine=engine, modules=modules, jobs=jobs, timeout_s=timeout_s)
-    able = [f for f in findings if f.target not in prepared.skipped]
-    written = []
+    able, gone = _showing([f for f in findings if f.target not in prepared.skipped], prepared)
+    written: list[dict[str, Any]] = []
+    for finding, reason in gone:
+        written.append({"finding": finding.id, "target": finding.target, "folder": None, "reason": reason})
+        if not as_json:
+            print(f"{reason}: no folder is written")
     with open_reproducers(prepared.settings) as pool:
         for finding, made in reproducers(pool, able, prepared.settings):
             folder = out / f"reproducer-{finding.id}"

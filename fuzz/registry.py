@@ -6,8 +6,9 @@ import importlib
 import importlib.util
 import sys
 import traceback
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from difflib import get_close_matches
 from fnmatch import fnmatchcase
 from hashlib import blake2b
 from importlib.metadata import entry_points
@@ -134,6 +135,13 @@ def _declaring(module: ModuleType, origin: str) -> ModuleType:
     return module
 
 
+def unknown(name: str, known: Iterable[str]) -> str:
+    """That no target has this name, and which names are like it."""
+    like = get_close_matches(name, known, n=3, cutoff=0.5)
+    nearest = f"; nearest: {', '.join(like)}" if like else ""
+    return f"{name[:60]!r} is unknown{nearest}; attn-oracle targets lists them"
+
+
 def select(targets: dict[str, Declaration], patterns: Sequence[str]) -> list[Declaration]:
     """Targets whose name matches one of the globs, all where there are none.
 
@@ -143,7 +151,7 @@ def select(targets: dict[str, Declaration], patterns: Sequence[str]) -> list[Dec
         return list(targets.values())
     for pattern in patterns:
         if not any(fnmatchcase(name, pattern) for name in targets):
-            raise RegistryError(f"target {pattern!r}: unknown; known: {', '.join(targets)}")
+            raise RegistryError(f"target {unknown(pattern, targets)}")
     return [t for name, t in targets.items() if any(fnmatchcase(name, p) for p in patterns)]
 
 

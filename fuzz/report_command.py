@@ -20,6 +20,7 @@ from fuzz.report import digest, html, junit
 from fuzz.report.model import Report, read_finding, read_run
 
 DEFAULT = "report.html"
+STANDARD_OUTPUT = Path("-")
 
 
 def write_report(
@@ -43,20 +44,35 @@ def write_report(
     if history is not None and not history.is_dir():
         raise Stop(Exit.USAGE, f"--history {history}: no folder")
     beside = page.parent if page is not None else folder
+    _one_to_standard_output(page, markdown, xml, as_json)
     report = load(folder, [read_object(path, read_run) for path in runs], history, beside)
+    if not (runs or report.plain["findings"] or report.bad or (folder / store.FILE).is_file()):
+        raise Stop(
+            Exit.USAGE, f"{folder}: nothing to report: no finding-*.json, no {store.FILE}, and no --run is given"
+        )
     for line in report.bad:
         Console(stderr=True).print(Text(f"attn-oracle: {line}"), soft_wrap=True)
     if not (page or markdown or xml or as_json):
         page = folder / DEFAULT
     for path, render in ((page, html.render), (markdown, digest.render), (xml, junit.render)):
-        if path is not None:
+        if path == STANDARD_OUTPUT:
+            print(render(report), end="")
+        elif path is not None:
             _write(path, render(report))
-            if not as_json:
+            if not as_json and STANDARD_OUTPUT not in (page, markdown, xml):
                 print(f"{path}: {report.title}")
     if as_json:
         print(json.dumps(report.plain, indent=2))
     if report.bad:
         raise Stop(Exit.USAGE, f"{folder}: {len(report.bad)} files are no findings")
+
+
+def _one_to_standard_output(page: Path | None, markdown: Path | None, xml: Path | None, as_json: bool) -> None:
+    """Raise ``Stop`` where more than one form is asked for there."""
+    named = {"--html": page, "--markdown": markdown, "--junit": xml}
+    there = [name for name, path in named.items() if path == STANDARD_OUTPUT] + ["--json"] * as_json
+    if len(there) > 1:
+        raise Stop(Exit.USAGE, f"report: {', '.join(there)}: allowed: one form to standard output")
 
 
 MARKDOWN = "report.md"

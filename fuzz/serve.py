@@ -112,7 +112,7 @@ class _Session:
         name, modules = request["target"], tuple(request["modules"])
         known, settings, worker = self._loaded(modules, request["engine"], request["timeout"])
         if name not in known:
-            raise Stop(Exit.USAGE, f"target {name!r}: unknown; known: {', '.join(known)}")
+            raise Stop(Exit.USAGE, f"target {registry.unknown(name, known)}")
         declaration = known[name]
         self.targets[name] = _Target(declaration, Space(declaration), settings, worker)
         return {"engine": settings.engine, "skip": registry.why_not(declaration, settings.engine)}

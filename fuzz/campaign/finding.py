@@ -116,6 +116,8 @@ def finding_from_dict(data: object) -> tuple[str, Case]:
     if "operation" in own.data and "case" not in own.data:
         raise PlainError("this is a case: use attn-oracle run")
     own.schema(SCHEMA)
+    if own.data.get("check") is not None:
+        own.one_of("check", Check)
     return own.text("target"), case_from_dict(own.data.get("case"))
 
 

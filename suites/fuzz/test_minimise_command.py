@@ -73,6 +73,38 @@ def test_what_does_not_fail_here_is_said(tmp_path: Path, capsys: pytest.CaptureF
     assert len(list(tmp_path.iterdir())) == 1
 
 
+def test_what_fails_no_more_gets_no_folder(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = saved(tmp_path, finding(target="planted.gather.clean"))
+    assert main(["reproducer", path, *OPTIONS, "--out", str(tmp_path / "out")]) == 0
+    assert capsys.readouterr().out == "planted.gather.clean: nothing fails here: no folder is written\n"
+    assert main(["minimize", path, *OPTIONS, "--out", str(tmp_path / "out")]) == 0
+    assert capsys.readouterr().err == "attn-oracle: planted.gather.clean: nothing fails here\n"
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_target_that_is_not_loaded_is_named_with_what_loads_it(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for one, said in (
+        (finding(), "'planted.gather.values' is unknown; give --targets suites.fuzz.planted"),
+        (finding(modules=(), target="torch.spda"), "'torch.spda' is unknown; nearest: torch.sdpa"),
+    ):
+        for command in ("replay", "minimize"):
+            assert main([command, saved(tmp_path, one), "--engine", "emulator"]) == 2
+            told = capsys.readouterr().err
+            assert said in told
+            assert told.count("\n") == 1
+
+
+def test_replay_refuses_a_check_that_there_is_not(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "finding-x.json"
+    path.write_text(json.dumps(finding().to_dict() | {"check": "zzz"}))
+    assert main(["replay", str(path), *OPTIONS[:4]]) == 2
+    told = capsys.readouterr().err
+    assert 'finding.check: "zzz"; allowed: ' in told
+    assert told.count("\n") == 1
+
+
 def test_a_folder_for_a_finding(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = saved(tmp_path, finding())
     assert main(["reproducer", path, *OPTIONS, "--out", str(tmp_path / "out"), "--json"]) == 0

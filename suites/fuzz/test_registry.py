@@ -134,8 +134,12 @@ def test_globs() -> None:
     known = registry.load()
     assert [t.name for t in registry.select(known, ["sglang.*.gather"])] == ["sglang.shuffle_5d.gather"]
     assert len(registry.select(known, [])) == len(known)
-    with pytest.raises(registry.RegistryError, match=r"'nothing\.\*': unknown; known: sglang"):
+    with pytest.raises(registry.RegistryError, match=r"'nothing\.\*' is unknown; attn-oracle targets"):
         registry.select(known, ["nothing.*"])
+    with pytest.raises(registry.RegistryError) as raised:
+        registry.select(known, ["torch.spda"])
+    assert str(raised.value).startswith("target 'torch.spda' is unknown; nearest: torch.sdpa")
+    assert len(str(raised.value)) < 200
 
 
 def test_an_engine_that_is_not_declared_is_a_reason() -> None:

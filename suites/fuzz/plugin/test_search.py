@@ -172,7 +172,7 @@ WRONG_CALLS = {
     ),
     "attn_oracle.check('mine.other', modules=['mine.py'])": (
         kernel(),
-        "UsageError: target 'mine.other': unknown; known: ",
+        "UsageError: target 'mine.other' is unknown; nearest: mine.attention",
     ),
     "attn_oracle.check(len)": (
         kernel(),

@@ -308,6 +308,28 @@ def test_a_page_shows_a_finding_again_with_the_users_own_targets(tmp_path: Path)
     assert f"<code>attn-oracle replay {path} --targets 'my kernel.py' --targets other --engine emulator</code>" in shown
 
 
+@pytest.mark.parametrize(("option", "start"), [("--html", "<!"), ("--markdown", "#"), ("--junit", "<?xml")])
+def test_one_form_goes_to_standard_output(
+    option: str, start: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    keep(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    before = sorted(tmp_path.iterdir())
+    assert main(["report", ".", option, "-"]) == 0
+    assert capsys.readouterr().out.startswith(start)
+    assert sorted(tmp_path.iterdir()) == before
+    assert main(["report", ".", option, "-", "--json"]) == 2
+    assert f"{option}, --json: allowed: one form" in capsys.readouterr().err
+
+
+def test_an_empty_folder_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["report", str(tmp_path)]) == 2
+    told = capsys.readouterr().err
+    assert "nothing to report" in told
+    assert told.count("\n") == 1
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_a_bad_file_is_told_and_hides_no_other(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     keep(tmp_path)
     (tmp_path / "finding-bad.json").write_text('{"schema": 1}')
