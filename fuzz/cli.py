@@ -17,13 +17,22 @@ from rich.text import Text
 
 from fuzz.dependencies import said_of
 from fuzz.errors import Exit, Expected, OutputError, Stop
-from fuzz.options import CASE_TIMEOUT_S, duration
+from fuzz.options import CASE_TIMEOUT_S, duration, integer
+from fuzz.usage import Refused, line
 from oracle.kinds import Engine
 
 # What needs torch is imported by the commands: help, and what is wrong with the options, come at once.
 
 CASE_TIMEOUT = f"{CASE_TIMEOUT_S:g}"
 """The default of ``--timeout``."""
+
+CASES, JOBS = integer("--cases", 1, 10**9), integer("--jobs", 1, 1024)
+"""More of them is a slip of the finger: a target's cases would take years, and so many processes no machine holds."""
+
+SEED = integer("--seed", 0, (1 << 63) - 1)
+
+INTERRUPTED = 130
+"""The exit code of a command that Ctrl-C ended."""
 
 MINIMISE_TIME = "60s"
 """The default of ``--minimise-time``."""
@@ -48,7 +57,7 @@ EngineOption = Annotated[
 Targets = Annotated[
     list[str] | None, typer.Option("--target", metavar="T", help="A glob over target names. Repeatable.")
 ]
-Seed = Annotated[int, typer.Option(min=0, max=(1 << 63) - 1, help="Case i is a function of it.")]
+Seed = Annotated[int, typer.Option(parser=SEED, metavar="N", help="Case i is a function of it.")]
 MinimiseTime = Annotated[
     str,
     typer.Option(metavar="60s", help="Then make new findings smaller, and write their reproducers; 0s: neither."),
@@ -57,7 +66,9 @@ Timeout = Annotated[str, typer.Option("--timeout", metavar="SECONDS", help="For 
 Sglang = Annotated[
     str | None, typer.Option("--sglang", metavar="A,B", help="The same over several versions of sglang, and a table.")
 ]
-Jobs = Annotated[int | None, typer.Option(min=1, help="Worker processes. Default: the machine's cores.")]
+Jobs = Annotated[
+    int | None, typer.Option(parser=JOBS, metavar="N", help="Worker processes. Default: the machine's cores.")
+]
 
 
 def _print_version(wanted: bool) -> None:
@@ -192,7 +203,9 @@ def _bisecting(bisect: bool) -> Iterator[None]:
 def fuzz(
     context: typer.Context,
     patterns: Annotated[list[str] | None, typer.Argument(metavar="[T]...", help="Globs over target names.")] = None,
-    cases: Annotated[int | None, typer.Option(min=1, help="Cases a target: the same findings again.")] = None,
+    cases: Annotated[
+        int | None, typer.Option(parser=CASES, metavar="N", help="Cases a target: the same findings again.")
+    ] = None,
     time: Annotated[
         str | None, typer.Option(metavar="10m", help="Time for everything, shared fairly: 90s, 10m, 2h.")
     ] = None,
@@ -261,7 +274,9 @@ def merge_stores(
 @app.command(name="compile")
 def compile_kernels(
     patterns: Annotated[list[str] | None, typer.Argument(metavar="[T]...", help="Globs over target names.")] = None,
-    cases: Annotated[int, typer.Option(min=1, help="Cases a target, whose launches are compiled.")] = 40,
+    cases: Annotated[
+        int, typer.Option(parser=CASES, metavar="N", help="Cases a target, whose launches are compiled.")
+    ] = 40,
     arch: Annotated[str, typer.Option(metavar="A,B", help="GPUs to compile for.")] = "gfx942,gfx950,sm_90",
     seed: Seed = 0,
     jobs: Jobs = None,
@@ -502,9 +517,14 @@ def _run(command: typer.Typer, arguments: Sequence[str] | None, name: str | None
     try:
         given = list(sys.argv[1:] if arguments is None else arguments)
         # A command that runs itself again, in another process, needs them as they were given.
-        command(args=given, obj=given, prog_name=name)
+        code = command(args=given, obj=given, prog_name=name, standalone_mode=False)
+        return code if isinstance(code, int) else Exit.CLEAN
     except SystemExit as stop:
         return stop.code if isinstance(stop.code, int) else Exit.CLEAN
+    except Refused as error:
+        return _told(Stop(Exit.USAGE, line(error)))
+    except (KeyboardInterrupt, typer.Abort):
+        return INTERRUPTED
     except OutputError:
         raise
     except Expected as error:
@@ -513,7 +533,6 @@ def _run(command: typer.Typer, arguments: Sequence[str] | None, name: str | None
         if (said := said_of(error)) is None:
             raise
         return _told(Stop(Exit.NOTHING, said))
-    return Exit.CLEAN
 
 
 def _told(stop: Stop) -> Exit:

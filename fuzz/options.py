@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 
 from fuzz.errors import Exit, Stop
 
@@ -22,3 +23,17 @@ def duration(option: str, text: str, zero: bool = False) -> float:
         allowed = f"a time such as 90s, 10m or 2h, {'0s' if zero else 'above zero'}, at most {LONGEST_S:.0f} s"
         raise Stop(Exit.USAGE, f"{option}: {shown!r}; allowed: {allowed}")
     return seconds
+
+
+def integer(option: str, least: int, most: int) -> Callable[[object], int]:
+    """What reads an integer within bounds, both included; it raises ``Stop``."""
+
+    def read(value: object) -> int:
+        text = str(value).strip()
+        # Bounded before it is read: int() refuses texts of thousands of digits in words of its own.
+        if len(text) > 30 or not re.fullmatch(r"[+-]?\d+", text) or not least <= int(text) <= most:
+            shown = text if len(text) <= 60 else text[:57] + "..."
+            raise Stop(Exit.USAGE, f"{option}: {shown!r}; allowed: an integer from {least} to {most}")
+        return int(text)
+
+    return read

@@ -343,6 +343,32 @@ def test_an_unknown_option_is_bad_usage(capsys: pytest.CaptureFixture[str]) -> N
     assert "--colour" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["fuzz", "--cases", "0"], "--cases: '0'; allowed: an integer from 1 to 1000000000"),
+        (["fuzz", "--cases", "1" + 24 * "0"], "--cases: '1000000000000000000000000'; allowed: an integer from 1 to "),
+        (["fuzz", "--cases", "many"], "--cases: 'many'; allowed: an integer from 1 to 1000000000"),
+        (["fuzz", "--cases", "1", "--jobs", "9999999"], "--jobs: '9999999'; allowed: an integer from 1 to 1024"),
+        (["compile", "--jobs", "-1"], "--jobs: '-1'; allowed: an integer from 1 to 1024"),
+        (["fuzz", "--colour"], "No such option: --colour"),
+        (["fuzz", "--cases"], "--cases"),
+        (["fuz"], "No such command 'fuz'"),
+        (["replay"], "Missing argument 'FINDING|DIR'; see attn-oracle replay --help"),
+    ],
+)
+def test_options_that_cannot_be_are_one_line(
+    arguments: list[str], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(arguments) == 2
+    assert said in one_line(capsys)
+
+
+def test_no_command_at_all_shows_the_help(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([]) == 2
+    assert "--version" in capsys.readouterr().out
+
+
 def test_targets_say_why_they_cannot_run(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["targets", "--json"]) == 0
     listed = result(capsys)["targets"]
