@@ -313,7 +313,8 @@ def _print_outcome(outcome: Outcome) -> None:
         print(f"{outcome.target}: the harness failed")
         return
     ratio = "" if result.worst_ratio is None else f", worst error/budget {result.worst_ratio:.3g}"
-    print(f"{outcome.target}: {result.verdict}{f': {result.reason}' if result.reason else ''}{ratio}")
+    nothing = ", nothing compared" if result.verdict is Verdict.PASS and not result.elements else ""
+    print(f"{outcome.target}: {result.verdict}{f': {result.reason}' if result.reason else ''}{ratio}{nothing}")
     for check in result.checks:
         print(f"    {check.verdict:<8} {check.check:<12} {check.message}".rstrip())
     if result.failures:

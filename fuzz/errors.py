@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 from enum import IntEnum
 from typing import ClassVar
 
@@ -36,3 +37,9 @@ class OutputError(Stop):
 
     def __init__(self, message: str) -> None:
         super().__init__(Exit.HARNESS, message)
+
+
+def exit_of(error: OSError) -> Exit:
+    """For what cannot be written: a disk that is full or fails is no fault of what was asked for."""
+    full = error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EIO)
+    return Exit.HARNESS if full else Exit.USAGE

@@ -14,7 +14,7 @@ from rich.text import Text
 
 from fuzz.campaign import store
 from fuzz.campaign.finding import Finding
-from fuzz.errors import Exit, Expected, Stop
+from fuzz.errors import Exit, Expected, Stop, exit_of
 from fuzz.plain import Fields, read_json
 from fuzz.report import digest, html, junit
 from fuzz.report.model import Report, read_finding, read_run
@@ -175,4 +175,4 @@ def _write(path: Path, text: str) -> None:
     try:
         path.write_text(text, encoding="utf-8")
     except OSError as error:
-        raise Stop(Exit.USAGE, f"{path}: cannot be written: {error.strerror}") from None
+        raise Stop(exit_of(error), f"{path}: cannot be written: {error.strerror}") from None

@@ -20,7 +20,7 @@ from fuzz.campaign.pool import Pool
 from fuzz.campaign.run import Campaign, Outcome
 from fuzz.campaign.store import StoreError
 from fuzz.commands import Prepared, stop_unless_clean, wide_console
-from fuzz.errors import Exit, Stop
+from fuzz.errors import Stop, exit_of
 from fuzz.explain import explain
 from fuzz.progress import progress
 from fuzz.report import summary as summaries
@@ -164,4 +164,4 @@ def keeper(out: Path) -> Keeper:
 
 
 def _cannot_write(out: Path, error: OSError) -> Stop:
-    return Stop(Exit.USAGE, f"--out {out}: cannot be written: {error.strerror}")
+    return Stop(exit_of(error), f"--out {out}: cannot be written: {error.strerror}")

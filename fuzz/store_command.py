@@ -9,16 +9,20 @@ from fuzz import registry
 from fuzz.campaign.journal import Journal, outcome_of_row
 from fuzz.campaign.merge import merge
 from fuzz.campaign.run import Campaign, Settings
-from fuzz.campaign.store import Store, StoreError
+from fuzz.campaign.store import Store, StoreError, reader
 from fuzz.case import case_from_dict
 from fuzz.commands import built_in_ledger, replay_options
 from fuzz.errors import Exit
 from fuzz.search_command import Ending, finish, keeper
+from oracle.declare import Declaration
 from oracle.kinds import Engine
 
 
 def run_merge(folders: Sequence[Path], out: Path, modules: Sequence[str], as_json: bool) -> None:
     """Join stores and report as a search does. Ends with ``Stop`` unless all is clean."""
+    for folder in folders:
+        with reader(folder) as part:
+            _loaded(part, modules)
     with merge(folders, out) as store:
         campaign, last = joined(store, modules), store.campaigns()[-1]
         kept, options = keeper(out), replay_options(campaign.settings.engine, modules)
@@ -27,16 +31,23 @@ def run_merge(folders: Sequence[Path], out: Path, modules: Sequence[str], as_jso
         finish(campaign, {}, kept, as_json, options, ending, Journal(store, last.id))
 
 
+def _loaded(store: Store, modules: Sequence[str]) -> dict[str, Declaration]:
+    """The known targets, those of a store's last campaign among them. Raises ``StoreError`` and ``RegistryError``."""
+    known = registry.load(modules)
+    for last in store.campaigns()[-1:]:
+        unknown = next((name for name in last.settings["targets"] if name not in known), None)
+        if unknown is not None:
+            raise StoreError(Exit.USAGE, f"{store.path}: target {unknown!r} is unknown here; --targets loads it")
+    return known
+
+
 def joined(store: Store, modules: Sequence[str]) -> Campaign:
     """The last campaign of a store with everything counted, of all shards.
 
     Raises ``StoreError`` where one of its targets is not known here, and ``RegistryError``, ``LedgerError``.
     """
     last = store.campaigns()[-1]
-    known, names = registry.load(modules), list(last.settings["targets"])
-    unknown = next((name for name in names if name not in known), None)
-    if unknown is not None:
-        raise StoreError(Exit.USAGE, f"{store.path}: target {unknown!r} is unknown here; --targets loads it")
+    known, names = _loaded(store, modules), list(last.settings["targets"])
     settings = Settings(
         engine=Engine(last.settings["engine"]),
         seed=last.settings["seed"],

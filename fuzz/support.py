@@ -28,6 +28,8 @@ def unsupported(declaration: Declaration, case: Case) -> str | None:
     dimensions = Space(declaration, huge=case.pool is Pool.HUGE).dimensions
     for name, label in sorted(labels(case)):
         if name in dimensions and name != "length" and label not in dimensions[name]:
+            if (name, label) == ("query", "empty"):
+                return "a request has more queries than keys: rows without a visible key are not declared"
             return f"{name} {label} is not declared; declared: {', '.join(dimensions[name])}"
     if convention.descales.fp8_only and case.is_attention:
         own = {name: label for name, label in labels(case) if name in ("kv_dtype", "k_descale", "v_descale")}

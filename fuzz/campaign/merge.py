@@ -5,12 +5,12 @@ from __future__ import annotations
 import json
 import sqlite3
 from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
 from fuzz.campaign.journal import difference
-from fuzz.campaign.store import FILE, Store, StoreError, read_only, reader, told, transaction, writer
+from fuzz.campaign.store import FILE, LOCK, Store, StoreError, read_only, reader, told, transaction, writer
 from fuzz.errors import Exit
 
 _ROWS = {
@@ -40,17 +40,33 @@ def merge(folders: Sequence[Path], out: Path) -> Store:
                 raise StoreError(Exit.USAGE, f"{store.path}: holds no run")
         for store in stores[1:]:
             _same_campaign(stores[0], store)
+    made, fresh = not out.exists(), not (out / FILE).exists()
     store = writer(out)
     try:
         if store.campaigns():
             with reader(folders[0]) as first:
                 _same_campaign(first, store)
         for folder in folders:
-            _take(store, folder)
+            try:
+                _take(store, folder)
+            except StoreError as error:
+                where = "" if str(folder / FILE) in str(error) else f"{folder / FILE}: cannot be joined: "
+                raise StoreError(error.code, f"{where}{error}") from None
     except BaseException:
         store.close()
+        if fresh:
+            _remove(out, made)
         raise
     return store
+
+
+def _remove(out: Path, made: bool) -> None:
+    """Leave nothing of a store that was made here and holds nothing that anybody asked for."""
+    with suppress(OSError):
+        for name in (FILE, f"{FILE}-wal", f"{FILE}-shm", LOCK):
+            (out / name).unlink(missing_ok=True)
+        if made:
+            out.rmdir()
 
 
 def _same_campaign(one: Store, other: Store) -> None:

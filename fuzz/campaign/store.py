@@ -20,7 +20,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from fuzz.errors import Exit, Stop
+from fuzz.errors import Exit, Stop, exit_of
 
 FILE = "store.sqlite"
 LOCK = "store.lock"
@@ -525,7 +525,7 @@ def _locked(folder: Path) -> int:
         folder.mkdir(parents=True, exist_ok=True)
         lock = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
     except OSError as error:
-        raise StoreError(Exit.USAGE, f"--out {folder}: cannot be written: {error.strerror}") from None
+        raise StoreError(exit_of(error), f"--out {folder}: cannot be written: {error.strerror}") from None
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:

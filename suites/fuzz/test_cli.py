@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import shlex
@@ -18,10 +19,11 @@ import torch
 from rich.console import Console
 
 from fuzz.campaign.reply import Reply, Status
+from fuzz.campaign.store import StoreError
 from fuzz.case import Case
 from fuzz.check.result import CaseResult, Check, CheckResult
 from fuzz.cli import main
-from fuzz.errors import Stop
+from fuzz.errors import Exit, Stop
 from fuzz.options import duration
 from oracle.verdict import Verdict
 from suites.fuzz.cases import extend_case, gather_case
@@ -479,3 +481,68 @@ def test_what_needs_no_torch_comes_without(arguments: list[str], code: int) -> N
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == code
     assert done.stdout.endswith("False\n")
+
+
+def test_a_refused_merge_leaves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    stand_in(monkeypatch, lambda index: FAILED)
+    for name, seed in (("one", "1"), ("two", "2")):
+        out = ["--out", str(tmp_path / name)]
+        assert main([*FUZZ, *out, "--minimise-time", "0s", "--seed", seed, "--shard", "1/2"]) == 1
+    capsys.readouterr()
+    merge, out = ["store", "merge"], ["--out", str(tmp_path / "out")]
+    one, two = str(tmp_path / "one"), str(tmp_path / "two")
+    (tmp_path / "two" / "bad").mkdir()
+    (tmp_path / "two" / "bad" / "store.sqlite").write_bytes(b"SQLite format 3\0" + b"x" * 500)
+    for folders, said in (
+        ([one, two], "two/store.sqlite: no part of the run of "),
+        ([one, str(tmp_path / "none")], "none/store.sqlite: there is no store"),
+        ([one, f"{two}/bad"], "bad/store.sqlite: "),
+    ):
+        assert main([*merge, *folders, *out, *PLANTED]) == 2
+        assert said in one_line(capsys)
+        assert not (tmp_path / "out").exists()
+    assert main([*merge, one, *out]) == 2
+    assert "one/store.sqlite: target 'planted.gather.clean' is unknown here" in one_line(capsys)
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_merge_that_ends_half_way_names_its_input_and_leaves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    stand_in(monkeypatch, lambda index: FAILED)
+    assert main([*FUZZ, "--out", str(tmp_path / "one"), "--minimise-time", "0s"]) == 1
+    capsys.readouterr()
+
+    def fails(*_: object) -> None:
+        raise StoreError(Exit.USAGE, "planted")
+
+    monkeypatch.setattr("fuzz.campaign.merge._take_campaign", fails)
+    assert main(["store", "merge", str(tmp_path / "one"), "--out", str(tmp_path / "out"), *PLANTED]) == 2
+    assert "one/store.sqlite: cannot be joined: planted" in one_line(capsys)
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(("number", "code"), [(errno.ENOSPC, 3), (errno.EDQUOT, 3), (errno.EACCES, 2)])
+def test_a_full_disk_is_no_bad_usage(
+    number: int, code: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def full(*_: object, **__: object) -> None:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr("fuzz.report.keep.tempfile.TemporaryFile", full)
+    assert main([*FUZZ, "--out", str(tmp_path), "--resume"]) == code
+    assert f"--out {tmp_path}: cannot be written: {os.strerror(number)}" in one_line(capsys)
+
+
+def test_more_queries_than_keys_and_nothing_compared_are_said_in_words(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    target = ["--targets", "suites.fuzz.planted", "--target", "planted.extend.clean", *EMULATOR]
+    path = write(tmp_path, extend_case(context_lens=(3,), query_lens=(5,)))
+    assert main(["run", path, "--target", "torch.sdpa", *EMULATOR]) == 125
+    assert "a request has more queries than keys" in capsys.readouterr().out
+    path = write(tmp_path, extend_case(context_lens=(), query_lens=()))
+    assert main(["run", path, *target]) in (0, 125)
+    assert "nothing compared" in capsys.readouterr().out
