@@ -7,7 +7,7 @@ from pathlib import Path
 
 from fuzz import registry
 from fuzz.campaign.journal import Journal, outcome_of_row
-from fuzz.campaign.merge import merge
+from fuzz.campaign.merge import belong, merge
 from fuzz.campaign.run import Campaign, Settings
 from fuzz.campaign.store import Store, StoreError, reader
 from fuzz.case import case_from_dict
@@ -20,6 +20,7 @@ from oracle.kinds import Engine
 
 def run_merge(folders: Sequence[Path], out: Path, modules: Sequence[str], as_json: bool) -> None:
     """Join stores and report as a search does. Ends with ``Stop`` unless all is clean."""
+    belong(folders)
     for folder in folders:
         with reader(folder) as part:
             _loaded(part, modules)

@@ -33,13 +33,7 @@ def merge(folders: Sequence[Path], out: Path) -> Store:
     What several hold is there once. Raises ``StoreError`` where they cannot belong together: their last campaigns
     differ in anything but their shard, or one case has two shapes.
     """
-    with ExitStack() as readers:
-        stores = [readers.enter_context(reader(folder)) for folder in folders]
-        for store in stores:
-            if not store.campaigns():
-                raise StoreError(Exit.USAGE, f"{store.path}: holds no run")
-        for store in stores[1:]:
-            _same_campaign(stores[0], store)
+    belong(folders)
     made, fresh = not out.exists(), not (out / FILE).exists()
     store = writer(out)
     try:
@@ -58,6 +52,17 @@ def merge(folders: Sequence[Path], out: Path) -> Store:
             _remove(out, made)
         raise
     return store
+
+
+def belong(folders: Sequence[Path]) -> None:
+    """Raise ``StoreError`` where the stores of ``folders`` are not parts of one run."""
+    with ExitStack() as readers:
+        stores = [readers.enter_context(reader(folder)) for folder in folders]
+        for store in stores:
+            if not store.campaigns():
+                raise StoreError(Exit.USAGE, f"{store.path}: holds no run")
+        for store in stores[1:]:
+            _same_campaign(stores[0], store)
 
 
 def _remove(out: Path, made: bool) -> None:
