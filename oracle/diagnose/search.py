@@ -234,7 +234,11 @@ class _Search:
         bounds = scene.part(tokens, kv_head).bounds
         if hypothesis.bounded is not None and kv_head is None:
             bounds = hypothesis.bounded(bounds, describe_rows(scene.subject.problem, tokens))
-        fit = scene.subject.fit(Answer(solution, bounds), tokens, heads)
+        answer = Answer(solution, bounds)
+        # Rows without a key as the problem is posed have no budget: if they are given keys, they need one of their own.
+        if bool(((bounds.keys == 0).unsqueeze(-1) & (solution.lse > -math.inf) & failing).any()):
+            answer = hypothesis.answer(scene.subject, tokens, kv_head)
+        fit = scene.subject.fit(answer, tokens, heads)
         own = self._own(tokens, kv_head)
         # Errors that were very large may leave large ones, since budgets grow with what is summed.
         if bool((fit.ratio > (own.ratio * _REST).clamp(min=_SCREEN))[failing].any()):
