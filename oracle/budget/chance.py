@@ -400,8 +400,9 @@ def _stacked(tops: Iterator[Tensor], size: int, device: torch.device) -> Iterato
 def _running_maxima(found: Judged, a: Arithmetic, sinks: bool) -> Iterator[Tensor]:
     """Running maxima that weights may be formed against: [m, k, r, 1 | n].
 
-    The row's own and some below it, within a binade; the sink, with which kernels may begin; those of splits and ranks,
-    which begin anew; and those of tiles of several sizes, which rise along with the logits where these do.
+    The row's own; some below it, within a binade, and on both sides of it, within a step of the format; the sink, with
+    which kernels may begin; those of splits and ranks, which begin anew; and those of tiles of several sizes, which
+    rise along with the logits where these do.
     """
     s = found.logits.value
     if a.precision.p_normalised:
@@ -409,25 +410,34 @@ def _running_maxima(found: Judged, a: Arithmetic, sinks: bool) -> Iterator[Tenso
         return
     highest = s.amax(-1, keepdim=True)
     highest = highest.masked_fill_(highest == -math.inf, 0.0).unsqueeze(1)
-    yield highest - _offsets(a.p, s.device)
+    offsets = torch.arange(_OFFSETS, device=s.device).view(1, -1, 1, 1)
+    yield torch.sub(highest, offsets, alpha=math.log(2.0) / _OFFSETS)
+    if a.p is not None:
+        phases = _phases(a.p, s.device)
+        yield highest - phases
+        # What keys have in common may err, and leaves them farther below one that does not.
+        yield highest + torch.fmin(phases, found.logits.error.amax(-1, keepdim=True).unsqueeze(1))
     if sinks and a.precision.sink_first is not False:
         yield found.weights.top.unsqueeze(1)
     yield from _maxima_of_parts(s, a)
     yield from _maxima_of_tiles(s, a)
+    if a.precision.ranks > 1 and a.precision.rank_ownership is not RankOwnership.CONTIGUOUS:
+        # The tiles of each rank, whose keys are every N-th one.
+        owned = _in_runs(s, a.precision.ranks).transpose(2, 3).flatten(1, 2)
+        for tops in _maxima_of_tiles(owned, a):
+            by_key = tops.unflatten(2, (s.shape[1], -1)).transpose(3, 4).flatten(3)
+            yield by_key[..., : s.shape[2]]
 
 
-def _offsets(fmt: Format | None, device: torch.device) -> Tensor:
-    """How far below the row's own maximum others are supposed: [1, k, 1, 1].
+def _phases(fmt: Format, device: torch.device) -> Tensor:
+    """Distances below a step of the format, of logits: [1, k, 1, 1].
 
-    Over a binade, and over a step of the format: weights that lie closer together than a step all err alike, by
-    anything up to half of one, according to where a maximum happens to put them; in the middle between two numbers some
-    round up and others down. What is a part of a step at the begin of a binade is up to twice that at its end.
+    Weights that lie closer together than a step all err alike, by anything up to half of one, according to where a
+    maximum happens to put them; in the middle between two numbers some round up and others down. What is a part of a
+    step at the begin of a binade is up to twice that at its end.
     """
-    places = [torch.arange(_OFFSETS, dtype=torch.float64, device=device) * (math.log(2.0) / _OFFSETS)]
-    if fmt is not None:
-        phases = torch.arange(1, _PHASES + 1, dtype=torch.float64, device=device)
-        places.append(phases * (_PHASE * 2 * fmt.unit_roundoff))
-    return torch.cat(places).view(1, -1, 1, 1)
+    parts = torch.arange(1, _PHASES + 1, dtype=torch.float64, device=device).view(1, -1, 1, 1)
+    return parts * (_PHASE * 2 * fmt.unit_roundoff)
 
 
 def _maxima_of_tiles(s: Tensor, a: Arithmetic) -> Iterator[Tensor]:

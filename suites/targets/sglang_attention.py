@@ -25,6 +25,7 @@ from oracle.convention import (
     WindowMeaning,
 )
 from oracle.kinds import Engine, KVLayout
+from oracle.precision import Accumulation, MatrixUnit
 from suites.targets import sglang_wheel
 from suites.targets.checked import checked
 from suites.targets.source_trees import other_arch
@@ -138,9 +139,19 @@ GROUPED = replace(
 )
 
 
+HOPPER_FP8 = MatrixUnit(
+    accumulation=Accumulation.FUSED, block=32, fraction_bits=13, unit_roundoff=2.0**-13, toward_zero=True
+)
+"""Products of fp8 on an H200, as `suites.tolerance.matrix_units` measures them."""
+
+
 def with_fp8(usual: Precision, *pools: str) -> dict[str, Precision]:
-    """With a pool of fp8 the query is cast to its dtype before the first product, weights before the second."""
-    of_fp8 = {pool: replace(usual, q_cast=pool, p_dtype=pool) for pool in pools}
+    """With a pool of fp8 the query is cast to its dtype before the first product, weights before the second.
+
+    Both products are then of fp8, which the units of Hopper add up in little more than a bf16.
+    """
+    units = {pool: {} if pool.endswith("fnuz") else {"qk": HOPPER_FP8, "pv": HOPPER_FP8} for pool in pools}
+    of_fp8 = {pool: replace(usual, q_cast=pool, p_dtype=pool, **units[pool]) for pool in pools}
     return {**dict.fromkeys(SUPPORTS.dtypes, usual), **of_fp8}
 
 

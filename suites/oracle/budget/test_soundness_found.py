@@ -6,6 +6,8 @@ from typing import Any
 import pytest
 import torch
 
+from fuzz.buffers import Poison
+from fuzz.instance import build
 from oracle import philox
 from oracle.attention import solve
 from oracle.budget import budgets
@@ -13,6 +15,8 @@ from oracle.budget.formats import format_named
 from oracle.precision import Precision
 from oracle.problem import Problem
 from oracle.rounding import round_to, widen
+from suites.fuzz.cases import decode_case
+from suites.tolerance.adversarial import replay
 from suites.tolerance.variants import Choices, run
 
 
@@ -122,3 +126,100 @@ def test_logits_that_err_below_a_sink_may_underflow_beside_it(deep: bool) -> Non
     # Each product may be off by 2^-9 of itself: here by 136 together, which exp does not survive in float32.
     for bounds in (both.probable, both.worst_case):
         assert (float(bounds.lse) == math.inf) == deep
+
+
+def test_a_query_that_is_cast_moves_all_weights_away_from_the_largest() -> None:
+    """What keys have in common cancels in the output, but not from the rounding of the weights that it has moved."""
+    case = decode_case(
+        context_lens=[803],
+        query_lens=[1],
+        num_kv_heads=1,
+        seed=2030036803,
+        group_size=16,
+        head_dim=80,
+        v_head_dim=48,
+        dtype="fp16",
+        kv_dtype="e5m2",
+        soft_cap=0.01,
+        scale=0.02,
+        k_descale="tensor",
+        v_descale="tensor",
+        probe="near_ties",
+    )
+    problem = build(case, Poison.POSITIVE).problem
+    assert problem is not None
+    choices = Choices(tile=32, q_cast="e5m2", p_dtype="e5m2", sum_rounded=False, seed=1)
+    error = (run(problem, choices).wide.double() - solve(problem).out).abs()
+    ratio = float((error / budgets(problem, choices.precision(), input_dtype="fp16").probable.out).max())
+    assert 0.1 < ratio <= 1
+
+
+EDITS = [
+    ["v", 202994, 4.0],
+    ["k", 78342, 4.0],
+    ["k", 679902, -1.0],
+    ["k", 377758, 0.9],
+    ["v", 258695, 0.0],
+    ["k", 368715, 4.0],
+    ["k", 958789, 0.5],
+    ["q", 821160, 4.0],
+    ["q", 254015, 2.0],
+    ["q", 727653, 0.5],
+    ["k", 718756, 1.1],
+    ["v", 516239, 4.0],
+    ["v", 498106, 2.0],
+    ["v", 151070, 0.5],
+    ["q", 941800, 4.0],
+    ["k", 901944, 0.9],
+    ["q", 952212, 0.9],
+    ["q", 177681, -1.0],
+    ["v", 529869, 0.0],
+    ["q", 703788, -1.0],
+    ["v", 652326, 0.5],
+    ["q", 623965, 0.0],
+    ["q", 456230, -1.0],
+    ["k", 644296, -1.0],
+]
+
+
+def test_ranks_that_own_every_nth_key_have_tiles_of_their_own() -> None:
+    """Found by the adversarial search: logits that rise, so that the tiles of each rank cast the same weights anew."""
+    genes = {
+        "keys": 4096,
+        "dim": 16,
+        "size": -3.5,
+        "levels": 0,
+        "arrangement": "ascending",
+        "values": "one",
+        "follow": 1.0,
+        "offset": 0.0,
+        "spread": 1.0,
+        "frequency": 0.5,
+        "phase": 0.1875,
+        "sink": None,
+        "soft_cap": None,
+    }
+    choices = {
+        "tile": 16,
+        "order": "ascending",
+        "base_two": True,
+        "scale_query": False,
+        "fused_argument": False,
+        "reciprocal": True,
+        "unit": "block",
+        "exp_noise": "random",
+        "sum_rounded": True,
+        "merge": "absolute",
+        "sink": "initial",
+        "flush": True,
+        "sigmoid_tanh": True,
+        "p_dtype": "bf16",
+        "ranks": 2,
+        "cyclic": True,
+        "rank_dtype": "fp32",
+        "reduce_dtype": "bf16",
+        "splits": 3,
+    }
+    candidate = {"variant": "bf16 ranks", "seed": 471668822, "genes": genes, "choices": choices, "edits": EDITS}
+    (score,) = replay([{"candidate": candidate}], "cpu")
+    assert 0.5 < score.lse <= 1
