@@ -49,6 +49,16 @@ def pytest_configure(config: pytest.Config) -> None:
         "neither its call nor the command line says so.",
     )
     _state.command, _state.configured, _state.item = _given(config, "--attn-"), _given(config, "attn_"), None
+    _check_engine((_state.command or {}).get("engine"))
+
+
+def _check_engine(asked: str | None) -> None:
+    """An engine that the command line names has to run here: skipped tests would pass for a run on it."""
+    if asked is None:
+        return
+    reason = importlib.import_module("attn_oracle.options").missing_device(asked)
+    if reason is not None:
+        raise pytest.UsageError(f"--attn-engine: {asked!r} cannot run here: {reason}; allowed: auto, emulator")
 
 
 def _given(config: pytest.Config, prefix: str) -> dict[str, Any] | None:

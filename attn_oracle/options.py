@@ -1,7 +1,8 @@
-"""The options of a search, and what each may be. Needs the standard library only: the plugin reads it in every run."""
+"""The options of a search, and what each may be. Needs the standard library only: the plugin reads it at once."""
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -9,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 ENGINES = ("auto", "emulator", "cuda", "hip")
+_DEVICES = ("cuda", "hip")
 DEFAULT_CASES = 50
 DEFAULT_OUT = ".attn-oracle"
 TIMEOUT_S = 120.0
@@ -55,10 +57,33 @@ def _folder(value: Any) -> str:
     return value
 
 
-def _existing(value: Any) -> str:
+def _findings(value: Any) -> str:
     if not isinstance(value, str) or not value or not Path(value).exists():
         raise ValueError("the file of a finding, or a folder of them, that exists")
+    path = Path(value)
+    if path.is_dir():
+        if next(path.rglob("finding-*.json"), None) is None:
+            raise ValueError("a folder that holds finding-*.json, or one of these files")
+        return value
+    try:
+        data = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError):
+        data = None
+    if not isinstance(data, dict) or not {"target", "case"} <= data.keys():
+        raise ValueError("the file of a finding: a JSON object with target and case")
     return value
+
+
+def missing_device(engine: str) -> str | None:
+    """Why an engine cannot run here, one line; None if it can. Imports torch for an engine that needs a device."""
+    if engine not in _DEVICES:
+        return None
+    import torch
+
+    if not torch.cuda.is_available():
+        return f"torch {torch.__version__} sees no GPU"
+    built = "hip" if torch.version.hip else "cuda"
+    return None if engine == built else f"torch {torch.__version__} is built for {built}"
 
 
 def _modules(value: Any) -> tuple[str, ...]:
@@ -73,7 +98,7 @@ PARSERS: Mapping[str, Callable[[Any], Any]] = {
     "seed": _integer(0),
     "engine": _engine,
     "out": _folder,
-    "replay": _existing,
+    "replay": _findings,
     "target": _text,
     "modules": _modules,
 }

@@ -24,22 +24,31 @@ from oracle.verdict import Verdict
 
 _FUNCTION, _SETUP = "fuzz.captured.job:run", "fuzz.campaign.job:setup"
 
+_NO_EVIDENCE = (Verdict.UNSUPPORTED, Verdict.VACUOUS)
+
 
 @dataclass(frozen=True)
 class Answer:
-    """What became of a record. ``here`` is None where the target cannot run here; ``not_here`` says why."""
+    """What became of a record. ``here`` is None where the target was not run here; ``not_here`` says why. ``unjudged``:
+    why a part of it, or all, cannot be judged."""
 
     case: Mapping[str, Any]
     about: Mapping[str, Any]
     recorded: CaseResult
     here: CaseResult | None
     not_here: str
+    unjudged: str | None = None
     shrunk: Mapping[str, Any] | None = None
 
     @property
     def clean(self) -> bool:
         """Whether nothing fails, neither what was recorded nor what the target does here."""
         return not self.recorded.failures and not (self.here and self.here.failures)
+
+    @property
+    def empty(self) -> bool:
+        """Whether nothing was shown, neither for nor against the target."""
+        return self.clean and all(r.verdict in _NO_EVIDENCE for r in (self.recorded, self.here) if r is not None)
 
 
 def check_record(
@@ -77,6 +86,9 @@ def check_record(
         print("\n".join(lines(answer, path, target, engine)))
     if not answer.clean:
         raise Stop(Exit.FINDINGS)
+    if answer.empty:
+        reason = answer.recorded.reason or "the budget allows anything"
+        raise Stop(Exit.NOTHING, f"{path}: nothing was judged: {reason}")
 
 
 def _answer(
@@ -85,7 +97,7 @@ def _answer(
     request = {"path": str(path), "target": declaration.name}
     judged = _value(worker.run(request | {"do": "recorded"}, timeout_s))
     recorded = CaseResult.from_dict(judged["result"])
-    here, reason = None, registry.why_not(declaration, engine) or ""
+    here, reason = None, registry.why_not(declaration, engine) or recorded.reason
     if not reason:
         here = _here(worker.run(request | {"do": "here"}, timeout_s))
         reason = here.reason
@@ -93,7 +105,9 @@ def _answer(
     if smaller is not None and recorded.failures:
         again = here is not None and bool(here.failures)
         shrunk = _shrunk(worker, request | {"do": "shrink", "smaller": str(smaller)}, again, timeout_s)
-    return Answer(judged["case"], judged["about"], recorded, here if not reason else None, reason, shrunk)
+    return Answer(
+        judged["case"], judged["about"], recorded, here if not reason else None, reason, judged["unjudged"], shrunk
+    )
 
 
 def _value(reply: Reply) -> dict[str, Any]:
@@ -140,6 +154,7 @@ def to_dict(answer: Answer, target: str, engine: Engine) -> dict[str, Any]:
         "recorded": _result(answer.recorded),
         "here": None if answer.here is None else _result(answer.here),
         "not_here": answer.not_here or None,
+        "unjudged": answer.unjudged,
         "shrunk": answer.shrunk,
     }
 
@@ -153,12 +168,14 @@ def lines(answer: Answer, path: Path, target: str, engine: Engine) -> Iterator[s
     about = answer.about
     made = "".join(f", {name} {about[name]}" for name in ("made", "torch", "devices") if name in about)
     yield f"{path}: {_size(answer.case)}{made}"
+    if answer.unjudged is not None:
+        yield f"    {answer.unjudged}"
     yield from _told("what was recorded", answer.recorded)
     if answer.here is None:
-        yield f"{target} does not run here: {answer.not_here}"
+        yield f"{target} was not run here: {answer.not_here}"
     else:
         yield from _told(f"{target} here ({engine})", answer.here)
-        if answer.recorded.failures and not answer.here.failures:
+        if answer.recorded.failures and answer.here.verdict is Verdict.PASS:
             yield "    the same arguments give a right result here: look at the device, the versions, or what else ran"
     if answer.shrunk is not None:
         yield f"{answer.shrunk['path']}: fails as well, with {_size(answer.shrunk['case'])}"
@@ -172,7 +189,8 @@ def _size(case: Mapping[str, Any]) -> str:
 
 def _told(who: str, result: CaseResult) -> Iterator[str]:
     ratio = "" if result.worst_ratio is None else f", worst error/budget {result.worst_ratio:.3g}"
-    yield f"{who}: {result.verdict}{ratio}"
+    reason = f": {result.reason}" if result.reason and not result.checks else ""
+    yield f"{who}: {result.verdict}{ratio}{reason}"
     for check in result.checks:
         yield f"    {check.verdict:<8} {check.check:<12} {check.message}".rstrip()
     for detail in dict.fromkeys(detail_of(check.evidence) for check in result.failures):

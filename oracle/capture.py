@@ -8,9 +8,10 @@ the target's own layout and convention, with its results `out` and `lse`. Of a p
 names are written, or slots that a list names in a pool without pages, and the indices count those.
 
 A production process must not end, nor slow down for long, because a capture failed: whatever goes wrong is one
-warning of the logger `attn_oracle` and False, unless `strict` asks for the exception. Tensors are copied to the host
-(which waits for the device: not while a CUDA graph is captured) and are not changed. The file is complete or not
-there. It holds the values of the model's activations: treat it as the data that it is made of.
+warning of the logger `attn_oracle` and False, unless `strict` asks for the exception. So it is with a call that
+`attn-oracle check` could not read, as far as that shows without its target (`oracle.capturable`). Tensors are copied to
+the host (which waits for the device: not while a CUDA graph is captured) and are not changed. The file is complete or
+not there. It holds the values of the model's activations: treat it as the data that it is made of.
 
 The file: safetensors, `in.NAME` and `out.NAME`; formats of 8 bits as their bytes. The metadata `attn_oracle` is JSON:
 `schema`, `arguments` (what is no tensor), `dtypes`, `strides` (of the tensors as they were), `about`.
@@ -28,6 +29,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
+
+from oracle.capturable import complaint
 
 SCHEMA = 1
 KEY = "attn_oracle"
@@ -88,6 +91,7 @@ def record(
         about["devices"] = ", ".join(sorted(devices))
         made = trimmed(Record(dict(arguments), outputs, about))
         _check_size(made, most_bytes)
+        _check_names_and_shapes(made)
         write(Path(path), made)
     except Exception as error:  # whatever it is, the caller's process goes on
         if strict:
@@ -102,6 +106,22 @@ def _check_size(made: Record, most: int) -> None:
     total = sum(math.prod(value.shape) * value.dtype.itemsize for value in tensors)
     if total > most:
         raise CaptureError(f"most_bytes: the call has {total} bytes, allowed are {most}")
+
+
+def _check_names_and_shapes(made: Record) -> None:
+    for name, value in (*made.arguments.items(), *made.outputs.items()):
+        _check_kind(name, value)
+    said = complaint(made.arguments, made.outputs)
+    if said is not None:
+        raise CaptureError(said)
+
+
+def _check_kind(name: str, value: object) -> None:
+    """Raises CaptureError unless the file can hold the value."""
+    if not isinstance(value, Tensor):
+        _plain(name, value)
+    elif value.dtype not in _NAMES or value.layout is not torch.strided:
+        raise CaptureError(f"{name}: allowed are {', '.join(DTYPES)}, got {value.dtype}")
 
 
 # ------------------------------------------------------------------- trimming
@@ -157,8 +177,7 @@ def write(path: Path, made: Record) -> None:
     tensors |= {f"out.{name}": value for name, value in made.outputs.items()}
     stored = {}
     for name, value in tensors.items():
-        if value.dtype not in _NAMES or value.layout is not torch.strided:
-            raise CaptureError(f"{name}: allowed are {', '.join(DTYPES)}, got {value.dtype}")
+        _check_kind(name, value)
         dtypes[name] = _NAMES[value.dtype]
         strides[name] = list(value.stride())
         # A copy of its own: the file refuses tensors that share memory.

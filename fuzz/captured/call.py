@@ -50,6 +50,8 @@ def understand(record: Record, declaration: Declaration, device: str = "cpu") ->
     """Read a record in a target's convention. Raises ``RecordError``: the field and what is allowed."""
     if declaration.operation not in OPERATIONS:
         raise RecordError(f"{declaration.name} is {declaration.operation}; allowed: {', '.join(OPERATIONS)}")
+    if declaration.convention.keys_in_pool:
+        raise RecordError(f"{declaration.name} reads all its keys from a pool by a page table, as no record can yet")
     reader = Reader(record, declaration)
     try:
         captured = _merge(reader) if declaration.operation is Operation.LSE_MERGE else _attention(reader, device)

@@ -14,6 +14,7 @@ from fuzz.captured.call import Captured, understand
 from fuzz.captured.judge import failures, judge_here, judge_recorded, judge_values, run_here, wrong_result
 from fuzz.captured.load import RecordError, load
 from fuzz.captured.shrink import fewer_queries, reduced, shorter
+from fuzz.captured.unjudged import unjudged
 from fuzz.check.result import CaseResult
 from fuzz.errors import Expected
 from oracle.capture import Record, write
@@ -26,14 +27,19 @@ def run(request: dict[str, Any], progress: Callable[[str], None]) -> dict[str, A
 
 
 def recorded(request: dict[str, Any], progress: Callable[[str], None]) -> dict[str, Any]:
-    """Judge the output in ``request["path"]``: ``case``, ``result``, ``about``; ``refused``: a line, for a bad file."""
+    """Judge the output in ``request["path"]``: ``case``, ``result``, ``about``, ``unjudged``; ``refused``: a bad file.
+
+    ``unjudged`` is None or says what cannot be judged, ``refused`` is a line.
+    """
     progress("oracle")
     try:
         captured = _understood(request)
     except Expected as error:
         return {"refused": str(error)}
-    result = judge_recorded(declared(request["target"]), captured)
+    declaration = declared(request["target"])
+    result, nothing = judge_recorded(declaration, captured), unjudged(declaration, captured)
     return {
+        "unjudged": None if nothing is None else nothing.message,
         "case": captured.case.to_dict(),
         "result": result.to_dict(),
         "about": dict(captured.record.about),

@@ -11,6 +11,7 @@ from fuzz import engine as engines
 from fuzz.buffers import Poison
 from fuzz.call import ResultError, call
 from fuzz.captured.call import Captured
+from fuzz.captured.unjudged import Unjudged, unjudged
 from fuzz.check.diagnosis import class_of, diagnosed
 from fuzz.check.execute import Execution, Progress
 from fuzz.check.memory import allocations_in_bounds, inputs_untouched
@@ -43,7 +44,7 @@ def judge_recorded(declaration: Declaration, captured: Captured) -> CaseResult:
 
 def judge_values(declaration: Declaration, captured: Captured) -> CaseResult:
     """The same without a diagnosis."""
-    return values_of(declaration, _execution(captured, captured.record.outputs))
+    return _values(declaration, unjudged(declaration, captured), _execution(captured, captured.record.outputs))
 
 
 def run_here(declaration: Declaration, captured: Captured, engine: Engine, progress: Progress) -> Execution:
@@ -88,5 +89,18 @@ def _execution(captured: Captured, outputs: Mapping[str, Tensor]) -> Execution:
 
 
 def _judged(declaration: Declaration, captured: Captured, run: Execution) -> CaseResult:
-    result = values_of(declaration, run)
+    nothing = unjudged(declaration, captured)
+    result = _values(declaration, nothing, run)
+    run = run if nothing is None else replace(run, outputs=nothing.left_out(run.outputs))
     return replace(result, checks=diagnosed(declaration, run, result.checks, captured.around))
+
+
+def _values(declaration: Declaration, nothing: Unjudged | None, run: Execution) -> CaseResult:
+    """What can be judged; a reason where that is nothing."""
+    if nothing is None:
+        result = values_of(declaration, run)
+        return result if result.elements else replace(result, reason="it has no query, and nothing to judge")
+    if nothing.everything:
+        checks = (CheckResult(Check.VALUES, Verdict.VACUOUS, nothing.message),)
+        return CaseResult(checks=checks, reason=nothing.message)
+    return values_of(declaration, replace(run, outputs=nothing.left_out(run.outputs)))

@@ -70,6 +70,7 @@ class Diagnosis:
     kind: the class, without numbers. detail: one plain line with numbers. ratio: the worst error over its budget
     under the hypothesis (of the problem as it was posed, for `none needed` and `unexplained`).
     misfit: twice the negative log-likelihood, up to a constant of the call: smaller fits better.
+    everywhere: said of rows that pass as well. fitted: how many numbers were fitted to what was returned.
     runners_up: other hypotheses that explain the rows that were looked at, in order.
     """
 
@@ -78,6 +79,8 @@ class Diagnosis:
     parameters: Mapping[str, Any] = field(default_factory=dict)
     ratio: float = math.nan
     misfit: float = math.nan
+    everywhere: bool = True
+    fitted: int = 0
     runners_up: tuple[Diagnosis, ...] = ()
 
     def to_dict(self) -> dict[str, Any]:

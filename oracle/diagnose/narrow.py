@@ -1,7 +1,8 @@
 """Hypotheses about precision: an intermediate result held in a narrower dtype than the target's precision says.
 
 Rounding is worked out step by step, with the tiles and parts of `oracle.diagnose.parts`: a hypothesis is named only if
-the very numbers that it gives come back.
+the very numbers that it gives come back. A kernel that rounds in another order gives others: `allowances` are the
+precisions by whose budgets errors of that size are no more than roundings.
 """
 
 from __future__ import annotations
@@ -22,6 +23,8 @@ from oracle.diagnose.parts import row_by_row, seen_cuts, with_sink
 from oracle.diagnose.quick import times, weighted
 from oracle.diagnose.rows import Row
 from oracle.diagnose.scene import Scene
+from oracle.diagnose.subject import Subject
+from oracle.precision import Precision
 from oracle.problem import Problem
 from oracle.rounding import round_to, widen
 
@@ -34,6 +37,33 @@ def hypotheses(scene: Scene) -> Iterator[Hypothesis]:
     yield from _queries(scene)
     yield from _logits(scene)
     yield from _steps(scene)
+
+
+@dataclass(frozen=True)
+class Allowance:
+    """A precision in which one stage is narrower than the target's precision says."""
+
+    stage: str
+    dtype: str
+    precision: Precision
+
+    @property
+    def detail(self) -> str:
+        """In words."""
+        return f"precision: errors as large as those of {self.stage} in {self.dtype}"
+
+
+def allowances(subject: Subject) -> Iterator[Allowance]:
+    """Narrower precisions, in the dtype of the query, or, where that is no such one, in those of 16 bits."""
+    own, precision = subject.input_dtype, subject.precision
+    split = precision.max_splits > 1 or precision.ranks > 1
+    for dtype in (own,) if own in ("bf16", "fp16") else ("fp16", "bf16"):
+        if narrower(dtype, precision.logit_dtype, own):
+            yield Allowance("logits", dtype, replace(precision, logit_dtype=dtype))
+        if narrower(dtype, precision.p_dtype, own):
+            yield Allowance("weights", dtype, replace(precision, p_dtype=dtype))
+        if split and narrower(dtype, precision.partial_dtype, own):
+            yield Allowance("partial results", dtype, replace(precision, partial_dtype=dtype))
 
 
 def cast(x: Tensor, dtype: str | None) -> Tensor:

@@ -3,7 +3,9 @@
 A hypothesis explains a result if every element of it, failing or not, is within the budget of what the hypothesis
 says, or if that holds of the failing rows while the others are as they were asked to be. Of the hypotheses that
 explain, those whose likelihood is nearly the best are equal, and the smallest change among them is named: one without
-fitted numbers, else the first in the order of `Kind`. What explains as well is a runner-up.
+fitted numbers, else the first in the order of `Kind`. What explains as well is a runner-up. Where errors are only a few
+times the budget and what explains them does so of some rows alone, and not well, a rounding that the precision does not
+name goes first, if its budget allows all of them.
 """
 
 from __future__ import annotations
@@ -113,9 +115,28 @@ class _Search:
         if not bool(self.scene.failing.any()):
             return Diagnosis(Kind.NONE, "none needed: every element is within its budget", ratio=worst)
         explained = self._explained(self._hypotheses()) or self._explained(decoding.hypotheses(self.scene, self.panel))
+        if worst <= _FEW and (not explained or self._by_chance(explained[0])):
+            explained = [*self._allowed(), *explained[:RUNNERS_UP]]
         if not explained:
             return Diagnosis(Kind.UNEXPLAINED, self._unexplained(), ratio=worst)
         return replace(explained[0], runners_up=tuple(explained[1:]))
+
+    @staticmethod
+    def _by_chance(found: Diagnosis) -> bool:
+        """Whether what explains a fault of a few times the budget may do so by chance: to few rows something fits."""
+        return not found.everywhere and (found.fitted > 0 or found.ratio > _NOISE)
+
+    def _allowed(self) -> list[Diagnosis]:
+        """The first narrower precision by whose budget every row is right, if errors are of the size that it allows."""
+        subject = self.scene.subject
+        for allowance in narrow.allowances(subject):
+            wider = replace(subject, precision=allowance.precision)
+            fit = wider.fit(wider.answer(subject.problem))
+            ratio = float(fit.ratio.max())
+            if bool(fit.passes.all()) and ratio > _IDLE:
+                found = {"stage": allowance.stage, "dtype": allowance.dtype, "by": "budget"}
+                return [Diagnosis(Kind.PRECISION, allowance.detail, found, ratio)]
+        return []
 
     def _explained(self, hypotheses: Iterable[Hypothesis]) -> list[Diagnosis]:
         """What explains every row that is looked at, the best first."""
@@ -234,7 +255,11 @@ class _Search:
         bounds = scene.part(tokens, kv_head).bounds
         if hypothesis.bounded is not None and kv_head is None:
             bounds = hypothesis.bounded(bounds, describe_rows(scene.subject.problem, tokens))
-        fit = scene.subject.fit(Answer(solution, bounds), tokens, heads)
+        answer = Answer(solution, bounds)
+        # Rows without a key as the problem is posed have no budget: if they are given keys, they need one of their own.
+        if bool(((bounds.keys == 0).unsqueeze(-1) & (solution.lse > -math.inf) & failing).any()):
+            answer = hypothesis.answer(scene.subject, tokens, kv_head)
+        fit = scene.subject.fit(answer, tokens, heads)
         own = self._own(tokens, kv_head)
         # Errors that were very large may leave large ones, since budgets grow with what is summed.
         if bool((fit.ratio > (own.ratio * _REST).clamp(min=_SCREEN))[failing].any()):
@@ -262,7 +287,15 @@ class _Search:
             ratio = max([ratio, *fit.ratio[fit.passes].tolist()])
         where = "" if everywhere else self._where()
         detail = f"{hypothesis.detail}, {where}" if where.startswith("only") else hypothesis.detail
-        return Diagnosis(hypothesis.kind, detail, hypothesis.parameters, ratio, candidate.misfit)
+        return Diagnosis(
+            hypothesis.kind,
+            detail,
+            hypothesis.parameters,
+            ratio,
+            candidate.misfit,
+            everywhere=everywhere,
+            fitted=hypothesis.fitted,
+        )
 
     def _holds_of_screen(self, hypothesis: Hypothesis) -> bool:
         """Whether it holds within budgets of its own of the rows that were looked at first."""
@@ -312,6 +345,14 @@ _ELEMENTS = 3
 """Elements in rows that were wrong that it takes for each fitted number."""
 _REST = 2.0**-4
 """Or how much of the error it may leave."""
+
+
+_FEW = 4.0
+"""Times the budget: what a rounding that the precision does not name may come to."""
+_NOISE = 0.5
+"""Of a budget: what an explanation that is true seldom leaves of it."""
+_IDLE = 0.1
+"""Of a budget: errors that reach no more than this of it are not those that it is for."""
 
 
 def _listed(what: str, numbers: Sequence[int]) -> str:

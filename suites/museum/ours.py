@@ -417,7 +417,7 @@ ENTRIES = (
         mutated="a tile's width is rounded down to a power of two",
         target=DECODE,
         mutation=Fragment(
-            Place(file=_LAUNCH, function="_block"), "1 << (size - 1).bit_length()", "1 << size.bit_length() - 1"
+            Place(file=_LAUNCH, function="tile_of"), "1 << (size - 1).bit_length()", "1 << size.bit_length() - 1"
         ),
     ),
     Entry(
@@ -533,9 +533,9 @@ ENTRIES = (
         mutated="a tile's width is kept by whether 16 divides the size",
         target=EXTEND,
         mutation=Fragment(
-            Place(file=_LAUNCH, function="_block"),
+            Place(file=_LAUNCH, function="tile_of"),
             "return max(16, 1 << (size - 1).bit_length())",
-            "return vars(_block).setdefault(size % 16, max(16, 1 << (size - 1).bit_length()))",
+            "return vars(tile_of).setdefault(size % 16, max(16, 1 << (size - 1).bit_length()))",
         ),
     ),
     Entry(

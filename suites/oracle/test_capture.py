@@ -2,6 +2,7 @@
 
 import json
 import logging
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -33,7 +34,15 @@ def call(**changes: Any) -> dict[str, Any]:
         "sinks": None,
         "out": torch.randn(2, 4, 8),
     }
-    return made | changes
+    return {name: value for name, value in (made | changes).items() if value is not _LEFT_OUT}
+
+
+def test_a_prefill_and_a_merge_are_taken(tmp_path: Path) -> None:
+    assert oracle.record(tmp_path / "a", strict=True, **call(**_extend(causal=True, lse=torch.randn(4, 6))))
+    outs, lses = torch.randn(3, 2, 4, 8), torch.randn(3, 2, 4)
+    assert oracle.record(tmp_path / "b", strict=True, outs=outs, lses=lses, out=outs[0], lse=lses[0])
+    with pytest.raises(CaptureError, match="lses: "):
+        oracle.record(tmp_path / "c", strict=True, outs=outs, lses=lses[:2], out=outs[0])
 
 
 def test_what_is_written_is_read_back(tmp_path: Path) -> None:
@@ -94,7 +103,9 @@ def test_slots_of_pages_of_unknown_size_stay() -> None:
 
 def test_tensors_that_share_memory_or_have_gaps_are_written(tmp_path: Path) -> None:
     both = torch.randn(6, 3, 2, 8)
-    assert oracle.record(tmp_path / "a", strict=True, q=both[:, 0], k=both[:, 1], v=both[:, 1])
+    starts = torch.tensor([0, 6])
+    call = {"q": both[:, 0], "k": both[:, 1], "v": both[:, 1], "q_indptr": starts, "kv_indptr": starts}
+    assert oracle.record(tmp_path / "a", strict=True, out=both[:, 2], **call)
     assert torch.equal(load(tmp_path / "a").arguments["v"], both[:, 1])
 
 
@@ -104,6 +115,30 @@ def _wrong() -> Iterator[tuple[dict[str, Any], str]]:
     yield {"q": torch.zeros(3, dtype=torch.complex64)}, "q: allowed are fp32"
     yield {"q": torch.zeros(3, 3).to_sparse()}, "q: allowed are fp32"
     yield {"most_bytes": 100}, "most_bytes: the call has"
+    yield {"out": None}, "out: missing; allowed: what the call returned"
+    yield {"windows": 3}, "windows: unknown; allowed: causal, k, k_cache"
+    yield {"causal": True}, "causal: not among the arguments of one operation; allowed: q, k_cache"
+    yield {"lengths": None}, "lengths: missing; allowed: a tensor, beside q, k_cache, v_cache, page_table, lengths"
+    yield {"lengths": torch.tensor([20, -1])}, "lengths: a negative one"
+    yield {"lengths": torch.tensor([20])}, "lengths of 1 requests, page_table of 2 requests; allowed: as many in each"
+    yield {"out": torch.randn(1, 4, 8)}, "out: torch.float32 [1, 4, 8]; allowed: floats [2, 4, 8]"
+    yield {"lse": torch.randn(2, 3)}, "lse: torch.float32 [2, 3]; allowed: floats [2, 4] or [4, 2]"
+    yield {"q": torch.ones(2, 4, 8, dtype=torch.int32)}, "q: torch.int32; allowed: a float dtype"
+    yield {"q": torch.randn(3, 4, 8), "out": torch.randn(3, 4, 8)}, "q: 3 rows for 2 requests"
+    yield {"scale": float("nan")}, "scale: nan; allowed: a finite number"
+    yield _extend(kv_indptr=torch.tensor([0, 4, 9])), "kv_indptr: ends at 9; allowed: 6, the rows of k"
+    yield _extend(q_indptr=torch.tensor([0, 7, 6])), "q_indptr: allowed: 0, then integers that never fall"
+    yield _extend(kv_indptr=torch.tensor([0, 6])), "q_indptr of 2 requests, kv_indptr of 1 requests"
+
+
+def _extend(**changes: Any) -> dict[str, Any]:
+    """A prefill of two requests instead of the decode."""
+    rows, starts = torch.randn(6, 4, 8), torch.tensor([0, 2, 6])
+    made = {"q": rows, "k": rows, "v": rows, "q_indptr": starts, "kv_indptr": starts, "out": rows}
+    return dict.fromkeys(("k_cache", "v_cache", "page_table", "lengths"), _LEFT_OUT) | made | changes
+
+
+_LEFT_OUT = object()
 
 
 @pytest.mark.parametrize(("changes", "said"), list(_wrong()))
@@ -115,7 +150,7 @@ def test_production_goes_on_whatever_goes_wrong(
     assert len(caplog.records) == 1
     assert said in caplog.text
     assert list(tmp_path.iterdir()) == []
-    with pytest.raises(CaptureError, match=said):
+    with pytest.raises(CaptureError, match=re.escape(said)):
         oracle.record(tmp_path / "a", strict=True, **call(**changes))
 
 
@@ -154,8 +189,10 @@ def test_a_file_holds_data_and_no_code(tmp_path: Path) -> None:
 
 def test_the_library_is_loaded_by_the_first_capture_alone(tmp_path: Path) -> None:
     script = (
-        "import sys, oracle; oracle.record; loaded = 'safetensors' in sys.modules; "
-        f"oracle.record({str(tmp_path / 'a')!r}, scale=1.0, strict=True); print(loaded, 'safetensors' in sys.modules)"
+        "import sys, torch, oracle; oracle.record; loaded = 'safetensors' in sys.modules; "
+        "outs, lses = torch.ones(2, 3, 1, 4), torch.ones(2, 3, 1); "
+        f"oracle.record({str(tmp_path / 'a')!r}, outs=outs, lses=lses, out=outs[0], strict=True); "
+        "print(loaded, 'safetensors' in sys.modules)"
     )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     assert done.stdout == "False True\n"

@@ -14,7 +14,7 @@ import torch
 from fuzz.captured.load import load
 from fuzz.case import Case
 from fuzz.cli import main
-from suites.fuzz.captured.calls import capture, returned, target
+from suites.fuzz.captured.calls import capture, given, returned, target
 from suites.fuzz.captured.test_judged import decode
 from suites.fuzz.cases import extend_case
 
@@ -58,6 +58,52 @@ def test_what_fails_there_alone_is_said(tmp_path: Path, capsys: pytest.CaptureFi
     said = capsys.readouterr().out
     assert "what was recorded: fail" in said
     assert "the same arguments give a right result here" in said
+
+
+def nan_in(rows: slice) -> torch.Tensor:
+    q = given(target("planted.extend.clean"), extend())["q"].clone()
+    q[rows] = torch.nan
+    return q
+
+
+def test_what_nan_reaches_is_not_judged(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The rest is: with a wrong row beside it the record fails, with that row alone."""
+    name = "planted.extend.clean"
+    out = returned(target(name), extend()).outputs["out"].clone()
+    out[3] = 0.93
+    path = capture(tmp_path / "a", name, extend(), q=nan_in(slice(3, 4)), out=out)
+    assert check(path, name) == 0
+    said = capsys.readouterr().out
+    assert "q is NaN in row 3: no number is right in 4 of 104 rows" in said
+    assert "what was recorded: pass" in said
+    out[20] += 1
+    path = capture(tmp_path / "a", name, extend(), q=nan_in(slice(3, 4)), out=out)
+    assert check(path, name, "--json") == 1
+    data = json.loads(capsys.readouterr().out)
+    assert data["unjudged"].startswith("q is NaN in row 3")
+    (values,) = [c for c in data["recorded"]["checks"] if c["check"] == "values"]
+    assert "in 4 rows beyond" in values["message"]
+
+
+def test_where_nothing_can_be_judged_is_125_and_no_result_is_right(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    name = "planted.extend.clean"
+    path = capture(tmp_path / "a", name, extend(), q=nan_in(slice(None)), out=torch.full((26, 4, 32), 0.93))
+    assert check(path, name) == 125
+    captured = capsys.readouterr()
+    assert "right result" not in captured.out
+    assert "nothing was judged: q is NaN in rows 0, 1, 2, 3, ...: no number is right in 104 of 104" in captured.err
+
+
+def test_a_record_without_a_query_is_125(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    name, none = "planted.extend.clean", torch.zeros(1, dtype=torch.int32)
+    rows = {n: torch.zeros(0, h, 32) for n, h in (("q", 4), ("k", 2), ("v", 2), ("out", 4))}
+    more = {"q_indptr": none, "kv_indptr": none, "lse": torch.zeros(0, 4)}
+    assert check(capture(tmp_path / "a", name, extend(), **rows, **more), name) == 125
+    captured = capsys.readouterr()
+    assert "what was recorded: unsupported: it has no query, and nothing to judge" in captured.out
+    assert "nothing was judged: it has no query" in captured.err
 
 
 @pytest.mark.slow

@@ -195,8 +195,8 @@ def test_what_goes_wrong_is_said_in_a_line(repository: Repository, test: str) ->
 
 @pytest.mark.slow
 def test_what_cannot_run_here_is_skipped(repository: Repository) -> None:
-    repository.write(mine=kernel(), test_mine=CHECK)
-    done = repository.pytest("--attn-engine=hip", "-rs", CUDA_VISIBLE_DEVICES="", HIP_VISIBLE_DEVICES="")
+    repository.write(mine=kernel(), test_mine=CHECK.replace("emulator", "hip"))
+    done = repository.pytest("-rs", CUDA_VISIBLE_DEVICES="", HIP_VISIBLE_DEVICES="")
     assert done.returncode == 0, done.stdout
     assert "SKIPPED" in done.stdout
     assert "hip: torch" in done.stdout

@@ -169,7 +169,7 @@ def test_torch_aligns_the_diagonal_top_left() -> None:
         out = F.scaled_dot_product_attention(q, k, v, is_causal=True)
         assert_attention_close(out, q=q, k=k, v=v, layout="bhsd", causal=True, convention=top_left)
         if queries != keys:
-            with pytest.raises(AttentionMismatch):
+            with pytest.raises(AttentionMismatch, match="diagnosis  causal: aligned to the top left"):
                 assert_attention_close(out, q=q, k=k, v=v, layout="bhsd", causal=True)
 
 
