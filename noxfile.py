@@ -217,7 +217,7 @@ def tests(session: nox.Session) -> None:
     """The framework's own tests; arguments after -- go to pytest (`-- -m slow` for the slow ones)."""
     box = prepare(session, *DEV)
     # Two workers: the machine that must stay quick has two cores. One thread each, so that they don't fight.
-    workers = ["-n", "2"] if box.python.xdist else []
+    workers = ["-n", "2", "--dist", "loadgroup"] if box.python.xdist else []
     box.run("-m", "pytest", *workers, *session.posargs, OMP_NUM_THREADS="1")
 
 

@@ -11,11 +11,20 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import pytest
 from sybil import Example, Sybil
 from sybil.parsers.markdown import CodeBlockParser, PythonCodeBlockParser, SkipParser
 
 collect_ignore = ["examples"]  # repositories of their own, whose tests run against an installed wheel
 ROOT = Path(__file__).resolve().parent.parent
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """The blocks of a page share a folder, names and skips: one worker runs them all."""
+    if config.pluginmanager.hasplugin("xdist"):
+        for item in items:
+            if Path(__file__).parent in item.path.parents:
+                item.add_marker(pytest.mark.xdist_group(item.path.name))
 
 
 def run_shell(example: Example) -> None:
