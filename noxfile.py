@@ -217,16 +217,17 @@ def tests(session: nox.Session) -> None:
     """The framework's own tests; arguments after -- go to pytest (`-- -m slow` for the slow ones)."""
     box = prepare(session, *DEV)
     # Two workers: the machine that must stay quick has two cores. One thread each, so that they don't fight.
-    workers = ["-n", "2", "--dist", "loadgroup"] if box.python.xdist else []
+    workers = ["-n", "2"] if box.python.xdist else []
     box.run("-m", "pytest", *workers, *session.posargs, OMP_NUM_THREADS="1")
 
 
 @nox.session
 def docs(session: nox.Session) -> None:
-    """Links resolve, the CLI reference is that of the code, and the site builds, into site/."""
-    box = prepare(session, *DOCS)
+    """Links resolve, the CLI reference is the code's, the guides' code blocks run, and the site builds, into site/."""
+    box = prepare(session, *DEV, *DOCS)
     box.run(".ci/check_docs.py")
     box.run("-m", "mkdocs", "build", "--quiet", "--site-dir", "site", NO_MKDOCS_2_WARNING="1")
+    box.run("-m", "pytest", "docs", OMP_NUM_THREADS="1")
 
 
 @nox.session

@@ -1,6 +1,7 @@
 """The code blocks of the guides are run, page by page, in a folder of their own.
 
-What cannot run here says why in the page's source: `<!--- skip: next if(True, reason="it needs an AMD GPU") -->`.
+They follow each other, so that pytest-xdist is not for them: `nox -s docs` runs them. What cannot run here says why in
+the page's source: `<!--- skip: next if(True, reason="it needs an AMD GPU") -->`.
 """
 
 from __future__ import annotations
@@ -11,20 +12,11 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import pytest
 from sybil import Example, Sybil
 from sybil.parsers.markdown import CodeBlockParser, PythonCodeBlockParser, SkipParser
 
 collect_ignore = ["examples"]  # repositories of their own, whose tests run against an installed wheel
 ROOT = Path(__file__).resolve().parent.parent
-
-
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """The blocks of a page share a folder, names and skips: one worker runs them all."""
-    if config.pluginmanager.hasplugin("xdist"):
-        for item in items:
-            if Path(__file__).parent in item.path.parents:
-                item.add_marker(pytest.mark.xdist_group(item.path.name))
 
 
 def run_shell(example: Example) -> None:
