@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import re
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -99,12 +101,14 @@ def test_the_printed_command_replays(repository: Repository) -> None:
     repository.write(mine=kernel(wrong=True), test_mine=CHECK)
     done = repository.pytest(*SEARCH)
     (line,) = [line for line in done.stdout.splitlines() if line.startswith("replay: ")]
-    said = line.removeprefix("replay: ")
-    environment, _, arguments = said.partition("attn-oracle ")
-    run = f"{environment}:{ROOT} {sys.executable} -P {ROOT / 'attn_oracle_cli.py'} {arguments}"
+    words = shlex.split(line.removeprefix("replay: "))
+    program = words.index("attn-oracle")
+    given = dict(word.split("=", 1) for word in words[:program])
+    if "PYTHONPATH" in given:
+        given["PYTHONPATH"] += f":{ROOT}"
     replayed = subprocess.run(
-        run if environment else run.removeprefix(f":{ROOT} "),
-        shell=True,
+        [sys.executable, "-P", str(ROOT / "attn_oracle_cli.py"), *words[program + 1 :]],
+        env={**os.environ, **given},
         cwd=repository.folder,
         capture_output=True,
         text=True,
