@@ -129,6 +129,11 @@ class Arithmetic:
         return self._of_rows["width"].masked_fill(exact, 0.0), self._of_rows["bias"].masked_fill(exact, 0.0)
 
     @property
+    def coarse_logits(self) -> bool:
+        """Whether logits may err by a step of a narrow format: inputs, products or they are rounded to one."""
+        return self.logit is not FP32 or any(x is not None for x in (self.q_cast, self.kv_cast, self.product))
+
+    @property
     def exact_at_zero(self) -> bool:
         """Whether exp(0) is 1. Libraries and instructions of a few ulp say so; a coarse polynomial may miss it, as that
         of torch's vectorised exponential for bf16 does."""

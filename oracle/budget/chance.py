@@ -412,19 +412,27 @@ def _running_maxima(found: Judged, a: Arithmetic, sinks: bool) -> Iterator[Tenso
     highest = highest.masked_fill_(highest == -math.inf, 0.0).unsqueeze(1)
     offsets = torch.arange(_OFFSETS, device=s.device).view(1, -1, 1, 1)
     yield torch.sub(highest, offsets, alpha=math.log(2.0) / _OFFSETS)
+    raised = None
     if a.p is not None:
         phases = _phases(a.p, s.device)
         yield highest - phases
         # What keys have in common may err, and leaves them farther below one that does not.
-        yield highest + torch.fmin(phases, found.logits.error.amax(-1, keepdim=True).unsqueeze(1))
+        raised = torch.fmin(phases, found.logits.error.amax(-1, keepdim=True).unsqueeze(1))
+        yield highest + raised
     if sinks and a.precision.sink_first is not False:
         yield found.weights.top.unsqueeze(1)
-    yield from _maxima_of_parts(s, a)
-    yield from _maxima_of_tiles(s, a)
+    if not a.coarse_logits:
+        raised = None
+    for tops in _maxima_of_parts(s, a):
+        yield tops
+        if raised is not None:
+            yield tops + raised
+    yield from _maxima_of_tiles(s, a, raised)
     if a.precision.ranks > 1 and a.precision.rank_ownership is not RankOwnership.CONTIGUOUS:
         # The tiles of each rank, whose keys are every N-th one.
         owned = _in_runs(s, a.precision.ranks).transpose(2, 3).flatten(1, 2)
-        for tops in _maxima_of_tiles(owned, a):
+        raised = None if raised is None else raised.repeat_interleave(a.precision.ranks, 2)
+        for tops in _maxima_of_tiles(owned, a, raised):
             by_key = tops.unflatten(2, (s.shape[1], -1)).transpose(3, 4).flatten(3)
             yield by_key[..., : s.shape[2]]
 
@@ -440,8 +448,9 @@ def _phases(fmt: Format, device: torch.device) -> Tensor:
     return parts * (_PHASE * 2 * fmt.unit_roundoff)
 
 
-def _maxima_of_tiles(s: Tensor, a: Arithmetic) -> Iterator[Tensor]:
-    """Those that rise from tile to tile, in either order, for tiles of several sizes."""
+def _maxima_of_tiles(s: Tensor, a: Arithmetic, raised: Tensor | None) -> Iterator[Tensor]:
+    """Those that rise from tile to tile, in either order, for tiles of several sizes; for the smallest ones also higher
+    by each of `raised` [m, k, r, 1]: what logits may err by, where that is more than what their tile differs by."""
     tile, n = min(a.precision.tile, s.shape[2]), s.shape[2]
     finest = _in_runs(s, tile).amax(-1)
     runs, sizes = finest.shape[2], [1 << i for i in range(1, _TILES) if tile << i < n]
@@ -455,6 +464,8 @@ def _maxima_of_tiles(s: Tensor, a: Arithmetic) -> Iterator[Tensor]:
             (tops.flip(-1).cummax(-1).values.flip(-1) if backwards else tops.cummax(-1).values)
             for backwards in _ways(a)
         ]
+        if raised is not None:
+            found += [running[:, :1] + raised for running in found]
         running = torch.cat(found, 1)
         yield _spread_out(running.masked_fill_(running == -math.inf, 0.0).flatten(1, 2), tile, n).view(
             s.shape[0], -1, s.shape[1], n

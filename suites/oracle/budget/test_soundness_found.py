@@ -223,3 +223,16 @@ def test_ranks_that_own_every_nth_key_have_tiles_of_their_own() -> None:
     candidate = {"variant": "bf16 ranks", "seed": 471668822, "genes": genes, "choices": choices, "edits": EDITS}
     (score,) = replay([{"candidate": candidate}], "cpu")
     assert 0.5 < score.lse <= 1
+
+
+def test_logits_that_err_by_more_than_their_tile_differs_leave_weights_below_its_maximum() -> None:
+    """Keys ascend: a cast query scatters neighbouring logits, and all are cast below one that came out high."""
+    n = 1 << 14
+    q = round_to(philox.normal(3, 0, (1, 1, 64)).double() / 4, torch.bfloat16)
+    k = round_to(philox.normal(3, 1, (n, 1, 64)).double(), torch.float8_e4m3fn)
+    k = k[(widen(k)[:, 0] @ widen(q)[0, 0]).argsort()]
+    problem = Problem(q=q, k=k, v=torch.ones(n, 1, 1), q_lens=(1,), kv_lens=(n,), scale=1 / 8)
+    choices = Choices(tile=16, p_dtype="e4m3fn", q_cast="e4m3fn", seed=3)
+    error = float((run(problem, choices).wide.double() - solve(problem).out).abs())
+    bound = float(budgets(problem, choices.precision(), input_dtype="bf16").probable.out)
+    assert bound / 6 < error <= bound
