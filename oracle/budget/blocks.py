@@ -85,6 +85,21 @@ def _largest(x: Tensor) -> Tensor:
     return x.amax().view(1) if x.numel() else x.new_zeros(1)
 
 
+def _highest(size: Tensor) -> Tensor:
+    """Largest over the keys of size [m, n, e] >= 0: [m, 1, e]."""
+    return size.amax(1, keepdim=True) if size.shape[1] else size.new_zeros(size.shape[0], 1, size.shape[2])
+
+
+def _ends(stored: Tensor, size: Tensor) -> Tensor:
+    """Numbers of which the largest in size is that of the keys, read as they are stored where torch can: that is less.
+
+    size: of the keys, in the dtype that is wanted.
+    """
+    if stored.dtype.itemsize == 1 or not stored.numel():
+        return _largest(size)
+    return torch.stack(stored.aminmax()).to(size.dtype)
+
+
 def _unit(largest: float) -> float:
     """A power of two by which numbers up to `largest` are divided, so that neither they nor their squares overflow
     float32, nor do many of them vanish. 1 where that holds as they are."""
@@ -96,19 +111,21 @@ class Values:
     """The values [m, n, e] of n keys, as sums over the keys need them.
 
     columns [m, n, 3 e + 1]: v - mean, 1, (v - mean)^2, |v|, all of v / unit, in the dtype of sums.
-    mean: float64 [m, 1, e]. Non-finite values count as 0.
+    mean: float64 [m, 1, e]. highest [m, 1, e]: the largest |v| / unit. Non-finite values count as 0.
     levels: if values are whole multiples of some number, as many of it as the largest; inf if they are not, or have to
     be descaled.
     """
 
     columns: Tensor
     mean: Tensor
+    highest: Tensor
     unit: float
     levels: float
 
     @staticmethod
-    def of(wide: Tensor, columns: Tensor, largest: float, few: Tensor | None) -> Values:
-        """wide: the values in the dtype of sums, whose sizes are the last of the columns already, and the largest size.
+    def of(wide: Tensor, columns: Tensor, highest: Tensor, largest: float, few: Tensor | None) -> Values:
+        """wide: the values in the dtype of sums, whose sizes are the last of the columns already; the largest over
+        the keys [m, 1, e], and of all.
 
         few: some of the values, on the CPU, which tell most that are no multiples; None: all were descaled.
         """
@@ -117,24 +134,25 @@ class Values:
         if not math.isfinite(largest):
             wide = wide.nan_to_num(nan=0.0, posinf=0.0, neginf=0.0)
             few = None if few is None else few.nan_to_num(nan=0.0, posinf=0.0, neginf=0.0)
-            largest = float(_largest(torch.abs(wide, out=size)))
+            highest = _highest(torch.abs(wide, out=size))
+            largest = float(_largest(highest))
         unit = _unit(largest)
         if unit != 1:
-            wide = wide / unit
+            wide, highest = wide / unit, highest / unit
             size /= unit
         mean = wide.mean(1, keepdim=True)
         torch.sub(wide, mean, out=centred)
         torch.mul(centred, centred, out=squared)
         one.fill_(1.0)
         levels = math.inf if few is None else _levels((few.double() / unit, wide), largest / unit)
-        return Values(columns, mean.double() * unit, unit, levels)
+        return Values(columns, mean.double() * unit, highest, unit, levels)
 
     @property
     def dim(self) -> int:
         return self.mean.shape[2]
 
     def of_keys(self, first: int, last: int) -> Values:
-        return Values(self.columns[:, first:last], self.mean, self.unit, self.levels)
+        return Values(self.columns[:, first:last], self.mean, self.highest, self.unit, self.levels)
 
     def sums(self, *weights: Tensor) -> WeightedSums:
         """Sums over the keys, each of the weights [m, r, n] >= 0 a factor."""
@@ -320,20 +338,18 @@ class _Batch:
         if problem.v_descale is not None:
             v_factor = _factor(problem.v_descale, problem.v, taken).transpose(1, 2).expand(b, problem.kv_heads, -1, 1)
             v_factor = v_factor.flatten(0, 1)
-        k = _by_kv_head(taken(problem.k), torch.float64)
+        stored = taken(problem.k)
+        k = _by_kv_head(stored, torch.float64)
         k_size = k.abs() if work is k.dtype else k.to(work).abs_()
         v = _by_kv_head(taken(problem.v), work if v_factor is None else torch.float64)
         wide = v if v_factor is None else (v * v_factor).to(work)
         columns = torch.empty(*wide.shape[:2], 3 * wide.shape[2] + 1, dtype=work, device=where)
-        v_size = torch.abs(wide, out=columns[..., -wide.shape[2] :])
+        highest = _highest(torch.abs(wide, out=columns[..., -wide.shape[2] :]))
         # The CPU waits for the device once, here.
-        k_largest, v_largest, few = (
-            torch.cat([_largest(k_size), _largest(v_size), wide[:, :2].flatten()])
-            .cpu()
-            .split((1, 1, wide[:, :2].numel()))
-        )
-        k_size, k_unit = _sizes(k_size, float(k_largest))
-        values = Values.of(wide, columns, float(v_largest), few if v_factor is None else None)
+        asked = (_ends(stored, k_size), _largest(highest), wide[:, :2].flatten())
+        ends, v_largest, few = torch.cat(asked).cpu().split([x.numel() for x in asked])
+        k_size, k_unit = _sizes(k_size, float(ends.abs().max()))
+        values = Values.of(wide, columns, highest, float(v_largest), few if v_factor is None else None)
         return _Batch(
             problem=problem,
             out=out,
@@ -486,11 +502,12 @@ def _reach(values: Values, lo: Tensor, hi: Tensor, heads: int) -> Tensor:
     if lo.shape[1] <= _FEW:
         found = []
         for i in range(lo.shape[1]):
-            seen, low, high = size, lo[:, i : i + 1], hi[:, i : i + 1]
+            low, high = lo[:, i : i + 1], hi[:, i : i + 1]
             if bool((low > 0).any() or (high < size.shape[2]).any()):
                 hidden = _hidden(_on(size.device, low), _on(size.device, high), 0, size.shape[2])
-                seen = size.masked_fill(hidden.unsqueeze(-1), 0.0)
-            found.append(seen.amax(2, keepdim=True))
+                found.append(size.masked_fill(hidden.unsqueeze(-1), 0.0).amax(2, keepdim=True))
+            else:
+                found.append(values.highest.view(-1, heads, *values.highest.shape[1:]))
         result = (found[0] if len(found) == 1 else torch.cat(found, 2)).double()
         return result if values.unit == 1 else result * values.unit
     result = size.new_zeros(*size.shape[:2], lo.shape[1], values.dim)
