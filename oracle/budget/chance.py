@@ -50,6 +50,8 @@ _BLOCKS = 32
 _OFFSETS, _PHASES, _PHASE = 4, 7, 0.118
 """Running maxima for which casts are simulated: over one binade; and beside the row's own, so many, so much of a step
 of the format apart."""
+_SAMPLE = 128
+"""Logits that stand for those of a row where their order is asked for, at most."""
 _TILES = 4
 """Sizes of tiles for which they are: the smallest allowed, and doubled again and again."""
 _CPU_NUMBERS, _GPU_NUMBERS = 1 << 17, 1 << 23
@@ -400,9 +402,9 @@ def _stacked(tops: Iterator[Tensor], size: int, device: torch.device) -> Iterato
 def _running_maxima(found: Judged, a: Arithmetic, sinks: bool) -> Iterator[Tensor]:
     """Running maxima that weights may be formed against: [m, k, r, 1 | n].
 
-    The row's own; some below it, within a binade, and on both sides of it, within a step of the format; the sink, with
-    which kernels may begin; those of splits and ranks, which begin anew; and those of tiles of several sizes, which
-    rise along with the logits where these do.
+    The row's own; some below it, within a binade and within a step of the format; the sink, with which kernels may
+    begin; some near both that part the weights into such as round up and such as round down; those of splits and ranks,
+    which begin anew; and those of tiles of several sizes, which rise along with the logits where these do.
     """
     s = found.logits.value
     if a.precision.p_normalised:
@@ -412,17 +414,18 @@ def _running_maxima(found: Judged, a: Arithmetic, sinks: bool) -> Iterator[Tenso
     highest = highest.masked_fill_(highest == -math.inf, 0.0).unsqueeze(1)
     offsets = torch.arange(_OFFSETS, device=s.device).view(1, -1, 1, 1)
     yield torch.sub(highest, offsets, alpha=math.log(2.0) / _OFFSETS)
+    known = [highest]
+    if sinks and a.precision.sink_first is not False:
+        known.append(found.weights.top.unsqueeze(1))
+        yield known[1]
     raised = None
     if a.p is not None:
         phases = _phases(a.p, s.device)
         yield highest - phases
-        # What keys have in common may err, and leaves them farther below one that does not.
-        raised = torch.fmin(phases, found.logits.error.amax(-1, keepdim=True).unsqueeze(1))
-        yield highest + raised
-    if sinks and a.precision.sink_first is not False:
-        yield found.weights.top.unsqueeze(1)
-    if not a.coarse_logits:
-        raised = None
+        yield torch.cat([_between(s, top, a.p, a) for top in known], 1)
+        if a.coarse_logits:
+            # What keys have in common may err, and leaves them farther below one that does not.
+            raised = torch.fmin(phases[:, ::3], found.logits.error.amax(-1, keepdim=True).unsqueeze(1))
     for tops in _maxima_of_parts(s, a):
         yield tops
         if raised is not None:
@@ -446,6 +449,38 @@ def _phases(fmt: Format, device: torch.device) -> Tensor:
     """
     parts = torch.arange(1, _PHASES + 1, dtype=torch.float64, device=device).view(1, -1, 1, 1)
     return parts * (_PHASE * 2 * fmt.unit_roundoff)
+
+
+def _between(s: Tensor, top: Tensor, fmt: Format, a: Arithmetic) -> Tensor:
+    """Maxima near `top` [m, 1, r, 1] against which some weights round up and the others down: [m, k, r, 1].
+
+    Each puts one of the logits, which are the quarters of their order, where the rounding of its weight changes. That
+    matters where most are nearly equal: no few maxima at random find the place, and an input may.
+    """
+    sample = s[..., :: -(-s.shape[2] // _SAMPLE)].sort(-1, descending=True).values
+    count = (sample > -math.inf).sum(-1, keepdim=True)
+    quarters = torch.arange(5, device=s.device) / 4
+    middle = sample.gather(-1, ((count - 1).clamp_(min=0) * quarters).long())
+    middle = middle.masked_fill_(middle == -math.inf, 0.0).transpose(1, 2).unsqueeze(-1)
+    scale = a.precision.p_scale
+    # Just below the largest weight, whose maximum is known.
+    x = (middle - top).exp_().mul_(scale * (1 - 2.0**-20)).nan_to_num_().clamp_(2.0**-100, 2.0**100).float()
+    turn = _turning_point(x, fmt, a.precision.p_rounding is Rounding.TOWARD_ZERO)
+    return middle - (turn.double() / scale).log_()
+
+
+def _turning_point(x: Tensor, fmt: Format, toward_zero: bool) -> Tensor:
+    """The number nearest to float32 x > 0 where its rounding to a narrower format changes, without regard to its range:
+    in the middle between two numbers, or a number itself if they are truncated."""
+    dropped = 24 + round(math.log2(fmt.unit_roundoff))
+    half, bits = 1 << (dropped - 1), x.view(torch.int32)
+    changed = (bits + half).bitwise_and_(-1 << dropped) if toward_zero else (bits & (-1 << dropped)).add_(half)
+    normal = changed.view(torch.float32)
+    if fmt.smallest_normal <= FP32.smallest_normal:
+        return normal
+    step = 2 * fmt.half_subnormal
+    fixed = (x / step).round_().clamp_(min=1) if toward_zero else (x / step).floor_().add_(0.5)
+    return torch.where(x < fmt.smallest_normal, fixed.mul_(step), normal)
 
 
 def _maxima_of_tiles(s: Tensor, a: Arithmetic, raised: Tensor | None) -> Iterator[Tensor]:

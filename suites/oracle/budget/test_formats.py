@@ -7,10 +7,12 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from oracle.budget.chance import _turning_point
 from oracle.budget.formats import FORMATS, Format, format_named
 from oracle.budget.growth import compound, contraction, gamma
 from oracle.precision import Accumulation, MatrixUnit
 from oracle.rounding import round_to, widen
+from suites.tolerance.variants import cast
 
 
 @pytest.mark.parametrize("fmt", FORMATS.values(), ids=lambda fmt: fmt.name)
@@ -77,3 +79,18 @@ def test_compound_is_the_error_of_a_product(errors: list[float]) -> None:
 def test_contraction(unit: MatrixUnit, terms: int, steps: int, expected: float) -> None:
     n = torch.tensor(float(terms), dtype=torch.float64)
     assert float(contraction(unit, n, steps)) == pytest.approx(expected / (1 - expected), rel=1e-12)
+
+
+@pytest.mark.parametrize("toward_zero", [False, True])
+@pytest.mark.parametrize("name", ["bf16", "fp16", "e4m3fn", "e4m3fnuz", "e5m2", "e5m2fnuz"])
+def test_rounding_changes_at_the_turning_point_and_not_on_the_way_there(name: str, toward_zero: bool) -> None:
+    fmt = format_named(name)
+    x = torch.logspace(-24 if name == "fp16" else -14, 7, 5000, base=2.0, dtype=torch.float64).float()
+    turn = _turning_point(x, fmt, toward_zero)
+
+    def rounded(numbers: torch.Tensor) -> torch.Tensor:
+        return cast(numbers, name, truncate=toward_zero)
+
+    assert bool((rounded(turn * (1 + 2.0**-20)) > rounded(turn * (1 - 2.0**-20))).all())
+    nearly = x.double() + (turn.double() - x) * (1 - 2.0**-10)
+    assert bool((rounded(nearly) == rounded(x)).all())

@@ -12,12 +12,12 @@ from oracle import philox
 from oracle.attention import solve
 from oracle.budget import budgets
 from oracle.budget.formats import format_named
-from oracle.precision import Precision
+from oracle.precision import Precision, Rounding
 from oracle.problem import Problem
 from oracle.rounding import round_to, widen
 from suites.fuzz.cases import decode_case
 from suites.tolerance.adversarial import replay
-from suites.tolerance.variants import Choices, run
+from suites.tolerance.variants import Choices, cast, run
 
 
 def _near_ties(n: int, dim: int) -> Problem:
@@ -236,3 +236,23 @@ def test_logits_that_err_by_more_than_their_tile_differs_leave_weights_below_its
     error = float((run(problem, choices).wide.double() - solve(problem).out).abs())
     bound = float(budgets(problem, choices.precision(), input_dtype="bf16").probable.out)
     assert bound / 6 < error <= bound
+
+
+@pytest.mark.parametrize("rounding", list(Rounding))
+def test_a_cast_query_moves_near_equal_weights_to_where_their_rounding_changes(rounding: Rounding) -> None:
+    """Below a sink, where values follow the logits: half of the weights round up, and half down."""
+    n = 4096
+    q, k = torch.full((1, 1, 1), 1 + 1 / 32), 0.1 + philox.normal(5, 0, (n, 1, 1)).double() * 5e-4
+    logits, changes = k.flatten(), 0.25 if rounding is Rounding.TOWARD_ZERO else 0.25 * (1 + 1 / 16)
+    values = torch.sign(logits - logits.median()).view(n, 1, 1)
+    sinks = torch.tensor([float(logits.median()) - math.log(changes)])
+    problem = Problem(q=q.double(), k=k, v=values, q_lens=(1,), kv_lens=(n,), scale=1.0, sinks=sinks)
+    precision = Precision(
+        q_cast="e4m3fn", qk_product=None, p_dtype="e4m3fn", p_rounding=rounding, row_sum_of_rounded_p=False
+    )
+    # The query is cast to 1.
+    weights = (logits - float(sinks)).exp()
+    moved = cast(weights.float(), "e4m3fn", truncate=rounding is Rounding.TOWARD_ZERO) - weights
+    error = abs(float((moved * values.flatten()).sum() / (1 + weights.sum())))
+    bound = float(budgets(problem, precision, input_dtype="fp32").probable.out)
+    assert bound / 4 < error <= bound
