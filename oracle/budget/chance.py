@@ -14,7 +14,8 @@ error of the denominator, and never above the worst case.
 Rounding errors are functions of the data, so independence is guarded where it can fail:
 
 - Keys with the same logit round alike: their terms are counted as one (`multiplicity`). Where products with the query
-  are rounded, keys that are equal in one dimension have that rounding in common, which the log-sum-exp sees.
+  are rounded, keys that are equal in one dimension have that rounding in common: the log-sum-exp sees it, and so does
+  a result that a sink draws away from the values; and values may follow what the keys share.
 - Casting a weight errs by a saw-tooth of its logit. The cast is carried out for several running maxima, fixed and
   rising, near enough to each other to find weights that a step of the format takes for one, and the bound covers
   twice the largest sum over any prefix of the keys (`_simulated`).
@@ -134,18 +135,23 @@ class Model:
         excesses, noises, squares, *casts = _Moments.of(rows.values.sums(excess, noise, p_square, *cast), o)
         prefixes, together = Prefixes.of(rows, found, a), _together(p_square, alike, a)
         deviation = squares.square.sqrt()
-        spread = squares.about_out
+        spread, beyond = squares.about_out, None
         if rows.sinks is not None:
-            spread = spread + ((rows.sinks - weights.lse).exp_() * o).square()
+            # How far the sink takes the result from that of the keys.
+            beyond = ((rows.sinks - weights.lse).exp_() * o).square_()
+            spread = spread + beyond
         largest, away = prefixes.largest(None), prefixes.largest(-o)
         far = torch.maximum(away.plain, _OTHER_ORDERS * spread.sqrt())
         numerator_cast, denominator_cast = _casts(a, prefixes, largest, away, casts, factor)
-        shared = noises.total
+        shared, about_out = noises.total, noises.about_out
         if found.logits.alike is not None:
-            shared = shared + (p * found.logits.alike).square_().sum(-1, keepdim=True)
+            alike_too = (p * found.logits.alike).square_().sum(-1, keepdim=True)
+            shared = shared + alike_too
+            if beyond is not None:
+                about_out = about_out + alike_too * beyond
         partial = torch.add(largest.plain, deviation, alpha=_OTHER_ORDERS)
         numerator = {
-            "logits": Stage(noises.about_out, excesses.spread),
+            "logits": Stage(about_out, excesses.spread),
             "rescaling": Stage(None, far * (rises.count * a.exp_error)),
             "weight cast": numerator_cast,
             **_accumulation(partial, weights, a, rises, together),
@@ -237,7 +243,10 @@ def _logit_errors(found: Judged, a: Arithmetic, factor: float, alike: Tensor) ->
     grown = far.exp()
     # What e^d - 1 - d can be, and its product with the shift.
     shift.addcmul_(far.square_(), grown, value=0.5).mul_(grown).masked_fill_(logits.absent, 0.0)
-    return shift.expm1_().mul_(weights.p), (weights.p * logits.width).square_().mul_(alike)
+    noise = (weights.p * logits.width).square_().mul_(alike)
+    if logits.coherent is not None:
+        noise += (weights.p * logits.coherent).square_()
+    return shift.expm1_().mul_(weights.p), noise
 
 
 def _sink_error(rows: Rows, weights: Weights, a: Arithmetic, rises: _Rises) -> Tensor | None:
@@ -372,6 +381,9 @@ def _simulated(found: Judged, a: Arithmetic, p: Tensor, sinks: bool) -> list[Ten
     """Errors of weights cast at several running maxima: each [m, k r, n] like p, which has the dtype of sums."""
     weights, fmt, s = found.weights, a.p, found.logits.value.unsqueeze(1)
     assert fmt is not None
+    toward_zero = a.precision.p_rounding is Rounding.TOWARD_ZERO
+    one = torch.tensor(a.precision.p_scale)
+    of_one = float(_cast(one, fmt, toward_zero) / one - 1)
     errors, p, lse = [], p.unsqueeze(1), weights.lse.unsqueeze(1)
     for top in _stacked(_running_maxima(found, a, sinks), p.numel(), p.device):
         # What a weight is in units of p.
@@ -380,9 +392,13 @@ def _simulated(found: Judged, a: Arithmetic, p: Tensor, sinks: bool) -> list[Ten
             scale *= a.precision.p_scale
         scale = scale.nan_to_num_(nan=1.0, posinf=1.0).clamp_(2.0**-100, 2.0**100).to(p.dtype)
         x = (p * scale).float()
-        error = _cast(x, fmt, a.precision.p_rounding is Rounding.TOWARD_ZERO).sub_(x).to(p.dtype).div_(scale)
+        error = _cast(x, fmt, toward_zero).sub_(x).to(p.dtype).div_(scale)
         # A key at its maximum has the weight 1; one above it raises it.
-        errors.append(error.masked_fill_(s >= top, 0.0).flatten(1, 2))
+        highest = s >= top
+        error.masked_fill_(highest, 0.0)
+        if of_one:
+            error += (highest * p).mul_(of_one)
+        errors.append(error.flatten(1, 2))
     return errors
 
 

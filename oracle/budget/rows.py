@@ -87,6 +87,7 @@ class Logits:
     part of the error that roundings of this key alone make has mean 0 and this half-width (as `growth.scatter` has it),
     what is left is at most `systematic`. alike: a half-width more, if what keys share is summed: elements of keys that
     are equal in a dimension have the same product with the query, and it is rounded the same way; None: nothing is.
+    coherent: [m, r, n | 1], a half-width more, if values follow what keys share, as they may in one dimension.
     """
 
     value: Tensor
@@ -95,6 +96,7 @@ class Logits:
     width: Tensor
     systematic: Tensor
     alike: Tensor | None
+    coherent: Tensor | None
 
 
 def logits_of(rows: Rows, a: Arithmetic, chance: bool) -> Logits:
@@ -136,17 +138,19 @@ def logits_of(rows: Rows, a: Arithmetic, chance: bool) -> Logits:
     # Products are formed before scaling, or of scaled queries: either may underflow or overflow.
     error.masked_fill_(size > unit_of_product.clamp(max=1.0) * largest, math.inf)
     width = systematic = torch.zeros((), dtype=s.dtype, device=s.device)
-    alike = None
+    alike = coherent = None
     if chance:
         _, spread, bias = _of_terms(p.qk, terms)
         shift = float(compound(bias, p.scale_error, _DESCALE * UNIT))
         systematic = _round_logit(s_size, fixed.add_(size, alpha=shift), units_of_logit, a)
-        width, alike = _scattered(q_size, size, spread, product, moved_keys, rows)
+        moved_key = None if key_error is None else key_error.amax(1, keepdim=True)
+        width, alike, coherent = _scattered(q_size, size, spread, product, moved_keys, moved_key, rows)
         width.mul_(1 + relative)
     if rows.soft_cap is not None:
         if chance:
             slope = 1 - ((s_size - error).clamp_(min=0.0) / rows.soft_cap).tanh_().square_()
-            width, alike = width * slope, None if alike is None else alike * slope
+            width = width * slope
+            alike, coherent = (None if x is None else x * slope for x in (alike, coherent))
             capped, systematic = _soft_cap(s, systematic, rows.soft_cap, p.tanh_error)
             systematic = _round_logit(capped.abs(), systematic, units_of_logit, a)
         s, error = _soft_cap(s, error, rows.soft_cap, p.tanh_error)
@@ -158,26 +162,46 @@ def logits_of(rows: Rows, a: Arithmetic, chance: bool) -> Logits:
     absent = s == -math.inf
     for x in (error, *((width, systematic) if chance else ()), *(() if alike is None else (alike,))):
         x.masked_fill_(absent, 0.0)
-    return Logits(s, absent, error, width, systematic, alike)
+    return Logits(s, absent, error, width, systematic, alike, coherent)
 
 
 def _scattered(
-    q_size: Tensor, size: Tensor, spread: float, product: float, moved_keys: Tensor | None, rows: Rows
-) -> tuple[Tensor, Tensor | None]:
-    """`Logits.width` and `Logits.alike`, of sums that scatter by `spread` and of products rounded by `product`."""
+    q_size: Tensor,
+    size: Tensor,
+    spread: float,
+    product: float,
+    moved_keys: Tensor | None,
+    moved_key: Tensor | None,
+    rows: Rows,
+) -> tuple[Tensor, Tensor | None, Tensor | None]:
+    """`Logits.width`, `Logits.alike` and `Logits.coherent`, of sums that scatter by `spread` and of products rounded by
+    `product`.
+
+    moved_keys, moved_key: how far casts of the keys move logits [m, r, n], and elements [m, 1, d]; None: no casts.
+    Values that follow the keys follow all dimensions together, if those are independent, no more than one alone: of
+    what keys share, that in which it is most counts.
+    """
     if not product:
-        return size * spread, None
+        return size * spread, None, None
     k_square = rows.k_size.square()
     square = _product_sums(q_size, rows, 2, k_square)
-    if moved_keys is None:
-        alike = _product_sums(q_size, rows, 2, k_square.mul_(equal_elements(rows.k))).sqrt_().mul_(product)
+    factor = 1.0 if rows.k_factor is None else rows.k_factor.abs()
+    if moved_keys is None or moved_key is None:
+        tied = k_square.mul_(equal_elements(rows.k))
+        alike = _product_sums(q_size, rows, 2, tied).sqrt_().mul_(product)
+        most = tied.amax(1, keepdim=True).sqrt_().double() * rows.k_unit
     else:
         # Once keys are cast, all may have the same product.
-        others = math.sqrt(rows.k.shape[1] - 1) * product
-        alike = square.sqrt().add_(moved_keys).mul_(others)
+        others = math.sqrt(rows.k.shape[1] - 1)
+        alike = square.sqrt().add_(moved_keys).mul_(others * product)
+        most = rows.k_size.amax(1, keepdim=True).double() * rows.k_unit
+        if isinstance(factor, Tensor):
+            most, factor = most * factor.amax(-1, keepdim=True), 1.0
+        most = (most + moved_key) * others
+    coherent = (q_size * most).amax(-1, keepdim=True) * (factor * product)
     width = square.mul_(product**2).addcmul_(size, size, value=spread**2).sqrt_()
     # Products of keys that were cast: at most their own size more.
-    return width if moved_keys is None else width.add_(moved_keys, alpha=product), alike
+    return (width if moved_keys is None else width.add_(moved_keys, alpha=product)), alike, coherent
 
 
 @cache

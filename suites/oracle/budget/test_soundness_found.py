@@ -256,3 +256,36 @@ def test_a_cast_query_moves_near_equal_weights_to_where_their_rounding_changes(r
     error = abs(float((moved * values.flatten()).sum() / (1 + weights.sum())))
     bound = float(budgets(problem, precision, input_dtype="fp32").probable.out)
     assert bound / 4 < error <= bound
+
+
+@pytest.mark.parametrize("sink", [None, 3.0])
+def test_values_may_follow_an_element_of_the_keys(sink: float | None) -> None:
+    """Keys of two numbers in each dimension: a rounded product with one is the same for half of the keys, and a value
+    that tells the halves apart sees it; with a sink, so does any."""
+    n, d, worst = 8192, 16, 0.0
+    for seed in range(3):
+        second = philox.bytes_(seed, 1, (n, 1, d), torch.device("cpu")) % 2 > 0
+        k = round_to(torch.where(second, 1.1, -0.93).double() * torch.linspace(0.8, 1.2, d), torch.bfloat16)
+        q = round_to(philox.normal(seed, 0, (1, 4, d)).double(), torch.bfloat16)
+        v = round_to(torch.where(second[..., :8], 1.0, 1.0 if sink else -1.0).double(), torch.bfloat16)
+        logits = widen(k)[:, 0] @ widen(q)[0].T / 4
+        sinks = None if sink is None else (logits.logsumexp(0) + sink).float()
+        problem = Problem(q=q, k=k, v=v, q_lens=(1,), kv_lens=(n,), scale=0.25, sinks=sinks)
+        choices = Choices(qk_product="bf16", seed=seed)
+        error = (run(problem, choices).wide.double() - solve(problem).out).abs()
+        bound = budgets(problem, choices.precision(), input_dtype="bf16").probable.out
+        assert bool((error <= bound).all())
+        worst = max(worst, float((error / bound).max()))
+    assert worst > 1 / 15
+
+
+def test_the_weight_of_the_largest_key_may_be_no_number_of_its_format() -> None:
+    """Keys that ascend, one in a tile: each has the weight of 1, times a scale that the format does not hold."""
+    n = 4096
+    k = (torch.arange(n) * 1.5 / n).double().view(n, 1, 1)
+    v = torch.where(torch.arange(n) % 2 > 0, 0.75, 1.25).double().view(n, 1, 1)
+    problem = Problem(q=torch.ones(1, 1, 1), k=k, v=v, q_lens=(1,), kv_lens=(n,), scale=1.0)
+    choices = Choices(tile=1, p_dtype="e5m2", p_scale=100.0)
+    error = float((run(problem, choices).wide.double() - solve(problem).out).abs())
+    assert error > 0.03
+    assert error <= float(budgets(problem, choices.precision(), input_dtype="fp32").probable.out)
