@@ -143,9 +143,9 @@ def stop_unless_clean(campaign: Campaign) -> None:
 
 
 def default_jobs(engine: Engine) -> int:
-    """Worker processes: one a core on the CPU; on a GPU a few, so that compilation overlaps with running."""
+    """Worker processes: one a core; on a GPU, where each has a context but compiles most of the time, at most 16."""
     cores = len(os.sched_getaffinity(0))
-    return cores if engine is Engine.EMULATOR else min(cores, 8)
+    return cores if engine is Engine.EMULATOR else min(cores, 16)
 
 
 def replay_options(engine: str, modules: Sequence[str]) -> list[str]:
