@@ -71,6 +71,11 @@ def synchronize(engine: Engine) -> None:
         torch.cuda.synchronize()
 
 
+def memory_bytes() -> int:
+    """Memory of the GPU. Raises what torch raises where there is none."""
+    return int(torch.cuda.get_device_properties(0).total_memory)
+
+
 def warm(engine: Engine) -> None:
     """Do now what the first kernel of this process would else do: start the device, and Triton's driver for it, which
     is compiled where the compiler's cache is empty. What is missing shows where it is used.

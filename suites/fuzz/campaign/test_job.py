@@ -1,4 +1,4 @@
-"""What a worker does before its first case, and after a target has raised."""
+"""How many workers there are; what one does before its first case, and after a target has raised."""
 
 from __future__ import annotations
 
@@ -7,9 +7,18 @@ import torch
 
 from fuzz import engine as engines
 from fuzz.campaign import job
+from fuzz.commands import default_jobs
 from oracle.kinds import Engine
 
 NO_GPU = pytest.mark.skipif(torch.cuda.is_available(), reason="for machines without a GPU")
+
+
+@pytest.mark.parametrize(("cores", "gib", "jobs"), [(4, 80, 4), (64, 141, 16), (16, 8, 8), (8, 0, 1)])
+def test_workers_of_a_gpu(monkeypatch: pytest.MonkeyPatch, cores: int, gib: int, jobs: int) -> None:
+    monkeypatch.setattr("os.sched_getaffinity", lambda process: set(range(cores)))
+    monkeypatch.setattr(engines, "memory_bytes", lambda: (gib << 30) + 1)
+    assert default_jobs(Engine.CUDA) == default_jobs(Engine.HIP) == jobs
+    assert default_jobs(Engine.EMULATOR) == cores
 
 
 def broken(*arguments: object, **options: object) -> None:
