@@ -65,9 +65,12 @@ _PATTERNS: dict[torch.dtype, tuple[int, int, int]] = {
 }
 
 
+_PLACE = {poison: place for place, poison in enumerate(Poison)}
+
+
 def pattern(dtype: torch.dtype, poison: Poison) -> int:
     """The poison's bits for ``dtype``, as an integer of ``oracle.bits``' type. Raises ``KeyError``."""
-    return _PATTERNS[dtype][list(Poison).index(poison)]
+    return _PATTERNS[dtype][_PLACE[poison]]
 
 
 @dataclass(frozen=True, eq=False)

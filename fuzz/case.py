@@ -199,6 +199,8 @@ def _optional(inner: Parser) -> Parser:
 
 def _one_of(kind: type[StrEnum]) -> Parser:
     def parse(name: str, value: Any) -> StrEnum:
+        if type(value) is kind:
+            return value
         try:
             return kind(value)
         except ValueError:
@@ -208,10 +210,12 @@ def _one_of(kind: type[StrEnum]) -> Parser:
 
 
 def _name(*allowed: str) -> Parser:
+    plain = {known: known for known in allowed}
+
     def parse(name: str, value: Any) -> str:
-        if not isinstance(value, str) or value not in allowed:
+        if not isinstance(value, str) or value not in plain:
             raise _fail(name, value, ", ".join(allowed))
-        return next(known for known in allowed if known == value)
+        return plain[value]
 
     return parse
 
@@ -307,8 +311,12 @@ class Case:
     probe: Probe
 
     def __post_init__(self) -> None:
+        given = vars(self)
         for name, parse in _PARSERS.items():
-            object.__setattr__(self, name, parse(name, getattr(self, name)))
+            value = given[name]
+            parsed = parse(name, value)
+            if parsed is not value:
+                object.__setattr__(self, name, parsed)
         _check_together(self)
 
     @property

@@ -142,10 +142,18 @@ def stop_unless_clean(campaign: Campaign) -> None:
         raise Stop(Exit.NOTHING, "nothing asked for can run here")
 
 
+MOST_ON_GPU = 16
+"""Worker processes that use one GPU."""
+
+
 def default_jobs(engine: Engine) -> int:
-    """Worker processes: one a core on the CPU; on a GPU a few, so that compilation overlaps with running."""
+    """Worker processes: one a core. On a GPU, where most of the time goes into compiling on the CPU, no more than 16,
+    and one for each GiB of its memory: each has a context there.
+    """
     cores = len(os.sched_getaffinity(0))
-    return cores if engine is Engine.EMULATOR else min(cores, 8)
+    if engine is Engine.EMULATOR:
+        return cores
+    return max(1, min(cores, MOST_ON_GPU, engines.memory_bytes() >> 30))
 
 
 def replay_options(engine: str, modules: Sequence[str]) -> list[str]:

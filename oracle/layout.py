@@ -167,9 +167,7 @@ def unpack(cache: Tensor, geometry: CacheGeometry) -> Tensor:
     Raises LayoutError.
     """
     _require_tensor("cache", cache, geometry.shape, geometry.dtype)
-    order = geometry._axes.order
-    inverse = sorted(range(len(order)), key=order.__getitem__)
-    split = bits(cache).permute(inverse).clone(memory_format=torch.contiguous_format)
+    split = bits(cache).permute(_inverse(geometry._axes.order)).clone(memory_format=torch.contiguous_format)
     return split.view(geometry.num_slots, geometry.heads, geometry.dim).view(geometry.dtype)
 
 
@@ -213,11 +211,20 @@ def write_slots(cache: Tensor, slots: Tensor, values: Tensor, geometry: CacheGeo
     Raises LayoutError, also for a slot given twice: which row would win is defined nowhere.
     """
     _require_tensor("cache", cache, geometry.shape, geometry.dtype)
-    index = element_index(slots.to(cache.device), geometry, cache.stride())
-    _require_tensor("values", values, tuple(index.shape), geometry.dtype)
+    place = _checked_slots(slots, geometry).to(cache.device)
+    _require_tensor("values", values, (len(slots), geometry.heads, geometry.dim), geometry.dtype)
     distinct = len(torch.unique(slots))
     _require(distinct == len(slots), f"slots: {len(slots)} given, {distinct} distinct, allowed is each one once")
-    _flat(cache)[index] = bits(values).to(cache.device)
+    axes, split = geometry._axes, []
+    for size in reversed(axes.slot[1:]):
+        split.append(place % size)
+        place = place // size
+    rows = bits(cache).permute(_inverse(axes.order))
+    rows[(place, *reversed(split))] = bits(values).reshape(len(slots), geometry.heads, *axes.dim).to(cache.device)
+
+
+def _inverse(order: tuple[int, ...]) -> list[int]:
+    return sorted(range(len(order)), key=order.__getitem__)
 
 
 def _flat(cache: Tensor) -> Tensor:

@@ -2,7 +2,8 @@
 
 The loop is one process and does one thing after the other. It calls the kernel once for each case and compares with
 a fixed tolerance; a campaign calls it three times and more, and checks memory, poison and relations too. Both take the
-first cases of the same plans, and both start from an empty cache of compiled kernels.
+first cases of the same plans, the targets by turns, and both start from an empty cache of compiled kernels, in
+processes that have started the device and Triton's driver.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import islice
 from pathlib import Path
@@ -29,6 +30,7 @@ from fuzz.buffers import Poison
 from fuzz.call import call
 from fuzz.campaign.run import Campaign, Settings, open_pool, run_cases
 from fuzz.case import Case, case_from_dict
+from fuzz.commands import default_jobs
 from fuzz.engine import loader
 from fuzz.engine.emulator.facade import H200
 from fuzz.instance import build
@@ -44,29 +46,33 @@ CPU_CASES = 8
 GPU_CASES = 12
 SEED = 6
 MOST_TOKENS = 600
+LOOP_S = 80.0
+"""The loop begins no other case after so long: the campaign then has fewer as well."""
 CACHE = "TRITON_CACHE_DIR"
 
 
 def cpu_vs_naive() -> Figure:
-    """On the CPU: our emulator in as many workers as there are cores, against Triton's interpreter."""
-    return _figure(FUZZ_CPU, Engine.EMULATOR, CPU_CASES, len(os.sched_getaffinity(0)), "TRITON_INTERPRET=1")
+    """On the CPU: our emulator, against Triton's interpreter."""
+    return _figure(FUZZ_CPU, Engine.EMULATOR, CPU_CASES, "TRITON_INTERPRET=1")
 
 
 def cuda_vs_naive() -> Figure:
-    """On a GPU: eight workers at most, whose compilations overlap."""
-    jobs = min(len(os.sched_getaffinity(0)), 8)
-    return _figure(FUZZ_CUDA, engines.detect(), GPU_CASES, jobs, "compiled kernels")
+    """On a GPU: the workers' compilations overlap."""
+    return _figure(FUZZ_CUDA, engines.detect(), GPU_CASES, "compiled kernels")
 
 
-def _figure(name: str, engine: Engine, cases: int, jobs: int, way: str) -> Figure:
+def _figure(name: str, engine: Engine, cases: int, way: str) -> Figure:
     _check(engine)
-    with _empty_cache():
+    jobs = default_jobs(engine)
+    with _empty_cache() as theirs:
         loop = _loop(engine, cases)
+        compiled = _compiled(theirs)
     ran, raised = loop["ran"], loop["raised"]
     if not ran:
         raise NotMeasured(f"every call of the loop raised; the first: {raised[0]}")
-    with _empty_cache():
+    with _empty_cache() as own:
         ours = _campaign(ran, engine, jobs)
+        words = f"{_compiled(own)} kernels compiled, {compiled} by the loop; " if compiled else ""
     kernel = sum(seconds for _, _, seconds, _ in ran)
     whole = sum(seconds for _, _, _, seconds in ran)
     left_out = f"; {len(raised)} left out, on which the loop's calls raise, the first: {raised[0]}" if raised else ""
@@ -76,8 +82,13 @@ def _figure(name: str, engine: Engine, cases: int, jobs: int, way: str) -> Figur
         "times",
         f"a loop over the same {len(ran)} cases of {', '.join(TARGETS)}, {way}, one after the other",
         True,
-        f"{jobs} workers {ours:.3g} s, the loop {whole:.3g} s, {kernel:.3g} s of it in calls{left_out}",
+        f"{words}{jobs} workers {ours:.3g} s, the loop {whole:.3g} s, {kernel:.3g} s of it in calls{left_out}",
     )
+
+
+def _compiled(cache: Path) -> int:
+    """Kernels in a cache of Triton's: each has a file that lists its others."""
+    return sum(1 for _ in cache.rglob("__grp__*.json"))
 
 
 def _check(engine: Engine) -> None:
@@ -91,12 +102,12 @@ def _check(engine: Engine) -> None:
 
 
 @contextmanager
-def _empty_cache() -> Iterator[None]:
+def _empty_cache() -> Iterator[Path]:
     before = os.environ.get(CACHE)
     with tempfile.TemporaryDirectory() as folder:
         os.environ[CACHE] = folder
         try:
-            yield
+            yield Path(folder)
         finally:
             if before is None:
                 del os.environ[CACHE]
@@ -105,7 +116,7 @@ def _empty_cache() -> Iterator[None]:
 
 
 def _campaign(ran: Sequence[Sequence[Any]], engine: Engine, jobs: int) -> float:
-    """Wall seconds; the workers are there before, as they are for all but the first seconds of a campaign."""
+    """Wall seconds; the workers are there before, as the loop's process is."""
     settings = Settings(engine=engine, seed=SEED, jobs=jobs)
     known = registry.load()
     with open_pool(settings) as pool:
@@ -145,20 +156,29 @@ def loop(engine: str, cases: int) -> None:
     engines.start(Engine.CUDA if emulated else Engine(engine), compile_only=emulated)
     if emulated:
         loader.pretend(H200)
+    else:
+        engines.warm(engines.current())
     device = "cpu" if emulated else "cuda"
     known = registry.load()
-    torch.zeros(1, device=device)
-    ran, raised = [], []
-    for name in TARGETS:
-        for case in islice(Plan(Space(known[name], MOST_TOKENS), SEED), cases):
-            start = time.perf_counter()
-            try:
-                called = _one(known[name], case, device)
-            except Exception as error:  # noqa: BLE001 - whatever a kernel raises
-                raised.append(f"{type(error).__name__}: {error}"[:120])
-            else:
-                ran.append((name, case.to_dict(), called, time.perf_counter() - start))
+    ran, raised, begun = [], [], time.perf_counter()
+    for name, case in by_turns(known, cases):
+        start = time.perf_counter()
+        if start - begun > LOOP_S:
+            break
+        try:
+            called = _one(known[name], case, device)
+        except Exception as error:  # noqa: BLE001 - whatever a kernel raises
+            raised.append(f"{type(error).__name__}: {error}"[:120])
+        else:
+            ran.append((name, case.to_dict(), called, time.perf_counter() - start))
     print(json.dumps({"ran": ran, "raised": raised}))
+
+
+def by_turns(known: Mapping[str, Declaration], cases: int) -> Iterator[tuple[str, Case]]:
+    """The first cases of each target's plan, one of each target after the other."""
+    plans = [islice(Plan(Space(known[name], MOST_TOKENS), SEED), cases) for name in TARGETS]
+    for turn in zip(*plans, strict=True):
+        yield from zip(TARGETS, turn, strict=True)
 
 
 def _one(target: Declaration, case: Case, device: str) -> float:

@@ -34,6 +34,7 @@ def setup(options: Mapping[str, Any]) -> None:
     """Once a worker: start the engine, load the targets. Keys: engine, modules, threads."""
     torch.set_num_threads(options["threads"])
     engines.start(Engine(options["engine"]))
+    engines.warm(engines.current())
     _targets.update(registry.load(options["modules"]))
 
 
@@ -111,5 +112,5 @@ def _crashed(error: BaseException) -> dict[str, Any]:
     result = crash(error)
     if result.reason:
         return result.to_dict()
-    # A device error sticks to the process: the next case needs a new one.
-    return result.to_dict() | {"retire": engines.current() is not Engine.EMULATOR}
+    # Where the device's error sticks to the process, the next case needs a new one.
+    return result.to_dict() | {"retire": not engines.works(engines.current())}

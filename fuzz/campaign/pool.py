@@ -5,12 +5,11 @@ from __future__ import annotations
 import contextlib
 import os
 import threading
-from collections import deque
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Hashable, Iterable, Iterator
 from types import TracebackType
 from typing import Any
 
+from fuzz.campaign.groups import Order, Queue
 from fuzz.campaign.reply import Reply
 from fuzz.campaign.server import Server
 from fuzz.campaign.worker import Job, Limits, Worker, wait_for
@@ -19,24 +18,38 @@ from fuzz.campaign.worker import Job, Limits, Worker, wait_for
 class Pool:
     """Workers that share one server. One `map` at a time; workers stay warm between maps.
 
-    Which worker gets which request depends on timing; the replies' order does not. A crash costs its own
+    Which worker gets which request depends on timing and on groups; the replies' order does not. A crash costs its own
     request only: the others in flight are with other workers.
     """
 
-    def __init__(self, job: Job, jobs: int = 1, server: Server | None = None, limits: Limits | None = None) -> None:
-        """Without a `server`, the pool makes one of its own, and closes it in `close`."""
+    def __init__(
+        self,
+        job: Job,
+        jobs: int = 1,
+        server: Server | None = None,
+        limits: Limits | None = None,
+        group: Callable[[dict[str, Any]], Hashable] | None = None,
+    ) -> None:
+        """Without a `server`, the pool makes one of its own, and closes it in `close`.
+
+        `group` tells which requests share compiled kernels: see `groups`. To have a choice, the pool then looks
+        further ahead.
+        """
         self._job = job
         self._jobs = jobs
         self._server = server or Server()
         self._owns_server = server is None
         self._limits = limits
         self._workers: list[Worker] = []
+        self._queue = Queue(group)
+        self._ahead = 2 if group is None else 4
         self._mapping = False
 
     def map(
         self, requests: Iterable[dict[str, Any] | None], timeout_s: float, jobs: int | None = None
     ) -> Iterator[tuple[int, Reply]]:
-        """Yields (index, reply) in index order, with at most 2 * jobs requests taken and not yet yielded.
+        """Yields (index, reply) in index order, with at most 2 * jobs requests taken and not yet yielded, 4 * jobs
+        where there are groups.
 
         `requests` is iterated in the caller's thread, when a reply is asked for; workers run on while the
         caller is busy with a reply. A request of None is none: what to ask next depends on replies that are still
@@ -71,14 +84,14 @@ class Pool:
         if self._mapping:
             raise RuntimeError("the pool has a map under way")
         self._mapping = True
-        pump = _Pump(self._workers[:count], timeout_s)
+        pump = _Pump(self._workers[:count], timeout_s, self._queue)
         finished = False
         try:
             pump.start()
             taken = yielded = 0
             exhausted = False
             while True:
-                while not exhausted and taken - yielded < 2 * count:
+                while not exhausted and taken - yielded < self._ahead * count:
                     try:
                         request = next(requests)
                     except StopIteration:
@@ -102,21 +115,16 @@ class Pool:
                 self.close()
 
 
-@dataclass(frozen=True)
-class _Order:
-    index: int
-    request: dict[str, Any]
-
-
 class _Pump:
     """A thread that gives requests to idle workers and looks after the busy ones."""
 
-    def __init__(self, workers: list[Worker], timeout_s: float) -> None:
-        self._idle = list(workers)
-        self._busy: list[tuple[int, Worker]] = []
+    def __init__(self, workers: list[Worker], timeout_s: float, queue: Queue) -> None:
+        self._workers = workers
+        self._idle = list(range(len(workers)))
+        self._busy: list[tuple[Order, int]] = []
         self._timeout_s = timeout_s
         self._changed = threading.Condition()
-        self._todo: deque[_Order] = deque()
+        self._queue = queue
         self._done: dict[int, Reply] = {}
         self._failure: BaseException | None = None
         self._stopping = False
@@ -128,7 +136,7 @@ class _Pump:
 
     def put(self, index: int, request: dict[str, Any]) -> None:
         with self._changed:
-            self._todo.append(_Order(index, request))
+            self._queue.put(index, request)
         os.write(self._wake_write, b".")
 
     def get(self, index: int) -> Reply:
@@ -146,6 +154,7 @@ class _Pump:
         os.write(self._wake_write, b".")
         if self._thread.ident is not None:
             self._thread.join()
+        self._queue.forget()
         os.close(self._wake_read)
         os.close(self._wake_write)
 
@@ -153,7 +162,7 @@ class _Pump:
         try:
             while not self._stopping:
                 self._assign()
-                wait_for([worker for _, worker in self._busy], self._wake_read)
+                wait_for([self._workers[number] for _, number in self._busy], self._wake_read)
                 self._drain_wake()
                 self._step()
         except BaseException as error:  # noqa: BLE001 - raised again by `get`, in the caller's thread
@@ -162,14 +171,14 @@ class _Pump:
                 self._changed.notify_all()
 
     def _assign(self) -> None:
-        while self._idle:
+        for number in list(self._idle):
             with self._changed:
-                if not self._todo:
-                    return
-                order = self._todo.popleft()
-            worker = self._idle.pop(0)
-            worker.submit(order.request, self._timeout_s)
-            self._busy.append((order.index, worker))
+                order = self._queue.take(number)
+            if order is None:
+                continue
+            self._idle.remove(number)
+            self._workers[number].submit(order.request, self._timeout_s)
+            self._busy.append((order, number))
 
     def _drain_wake(self) -> None:
         with contextlib.suppress(BlockingIOError):
@@ -177,11 +186,12 @@ class _Pump:
 
     def _step(self) -> None:
         for entry in list(self._busy):
-            index, worker = entry
-            reply = worker.step()
+            order, number = entry
+            reply = self._workers[number].step()
             if reply is not None:
                 self._busy.remove(entry)
-                self._idle.append(worker)
+                self._idle.append(number)
                 with self._changed:
-                    self._done[index] = reply
+                    self._queue.done(number, order)
+                    self._done[order.index] = reply
                     self._changed.notify_all()

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 
 from fuzz.campaign.corpus import seen_of
 from fuzz.campaign.finding import Finding, findings_of
+from fuzz.campaign.groups import kernels_of
 from fuzz.campaign.pool import Pool
 from fuzz.campaign.reply import Reply, Status
 from fuzz.campaign.rounds import WHOLE, Ask, Closed, Search, Shard
@@ -28,6 +29,9 @@ PHASES = ("generate", "kernel", "oracle", "checks")
 
 SAMPLED_EVERY = 4
 """Of so many cases, one says what its kernels reached."""
+
+TURN = 8
+"""Cases in a row that a target gets where its kernels are compiled: those of one round share some."""
 
 MOST_HARNESS_ERRORS = 10
 """After so many failures of our own code a campaign stops: the rest would say nothing new."""
@@ -122,8 +126,10 @@ def job_of(settings: Settings) -> Job:
 
 
 def open_pool(settings: Settings) -> Pool:
-    """Workers for these settings; use as a context manager."""
-    return Pool(job_of(settings), settings.jobs, limits=Limits(memory_bytes=fair_memory_bytes(settings.jobs)))
+    """Workers for these settings; use as a context manager. Those of a GPU share what they compile."""
+    limits = Limits(memory_bytes=fair_memory_bytes(settings.jobs))
+    group = None if settings.engine is Engine.EMULATOR else kernels_of
+    return Pool(job_of(settings), settings.jobs, limits=limits, group=group)
 
 
 @dataclass(frozen=True)
@@ -324,6 +330,8 @@ class Campaign:
         """The cases to come; each goes to ``out`` as well. None where every search waits for results."""
         deadline = None if self.time_s is None else time.monotonic() + self.time_s
         asked = {name: summary.cases for name, summary in self.summaries.items()}
+        most = 1 if self.settings.engine is Engine.EMULATOR else TURN
+        name, left = "", 0
         while deadline is None or time.monotonic() < deadline:
             places = {name: search.place() for name, search in self.searches.items()}
             waiting = any(place is None for place in places.values())
@@ -333,7 +341,9 @@ class Campaign:
                     return
                 yield None
                 continue
-            name = min(ready, key=lambda n: (self._covered(n), self._spent(n), asked[n]))
+            if not left or name not in ready:
+                name, left = min(ready, key=lambda n: (self._covered(n), self._spent(n), asked[n])), most
+            left -= 1
             asked[name] += 1
             ask = self.searches[name].next()
             out.append(ask)

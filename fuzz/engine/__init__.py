@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
+
 import torch
 
 from fuzz.errors import Exit, Expected
@@ -67,6 +69,34 @@ def synchronize(engine: Engine) -> None:
     """Wait for the device, so that its errors surface here."""
     if engine is not Engine.EMULATOR:
         torch.cuda.synchronize()
+
+
+def memory_bytes() -> int:
+    """Memory of the GPU. Raises what torch raises where there is none."""
+    return int(torch.cuda.get_device_properties(0).total_memory)
+
+
+def warm(engine: Engine) -> None:
+    """Do now what the first kernel of this process would else do: start the device, and Triton's driver for it, which
+    is compiled where the compiler's cache is empty. What is missing shows where it is used.
+    """
+    if engine is Engine.EMULATOR:
+        return
+    with suppress(Exception):
+        torch.zeros(1, device=device(engine))
+        from triton.runtime import driver
+
+        driver.active.get_current_target()
+
+
+def works(engine: Engine) -> bool:
+    """Whether the device still takes work from this process: an error of a kernel sticks to it."""
+    try:
+        synchronize(engine)
+        torch.zeros(1, device=device(engine)).item()
+    except Exception:  # noqa: BLE001 - whatever a broken device raises
+        return False
+    return True
 
 
 def unsupported_reason(error: BaseException) -> str | None:

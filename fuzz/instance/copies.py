@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 import torch
 from torch import Tensor
 
@@ -29,21 +31,32 @@ def build_gather(case: Case, poison: Poison, device: str) -> Instance:
 
 def build_write(case: Case, poison: Poison, device: str) -> Instance:
     """New keys and values, an empty pool, and where to store them."""
-    slots, linear = slots_of(case), keys_and_values(case)
+    linear = keys_and_values(case)
     buffers = {
         "key": operand("key", linear[Role.K], case, poison, device),
         "value": operand("value", linear[Role.V], case, poison, device),
     }
-    skipped = _skipped(case, len(slots))
-    listed = slots = slots.masked_fill(skipped, -1)
-    if case.slot_map is not SlotMap.NONE:
-        listed, slot_map, slots = _through_map(case, slots_of(case), skipped)
+    listed, slot_map, slots = _places(case)
+    if slot_map is not None:
         buffers["slot_map"] = index_list("slot_map", slot_map, case.index_dtype, poison, device)
     buffers["slots"] = index_list("slots", listed, case.index_dtype, poison, device)
     for role in Role:
         held = cache(case, role, poison, device)
         buffers[held.name] = held
     return Instance(case, device, buffers, slots, linear)
+
+
+@lru_cache(maxsize=1)
+def _places(case: Case) -> tuple[Tensor, Tensor | None, Tensor]:
+    """The slots to list, the map that they go through, if any, and where each token belongs, -1 for nowhere: drawn
+    once for a case that is built with one poison after the other. Not to be written to.
+    """
+    slots = slots_of(case)
+    skipped = _skipped(case, len(slots))
+    if case.slot_map is not SlotMap.NONE:
+        return _through_map(case, slots, skipped)
+    listed = slots.masked_fill(skipped, -1)
+    return listed, None, listed
 
 
 def _skipped(case: Case, tokens: int) -> Tensor:

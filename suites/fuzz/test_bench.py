@@ -5,6 +5,9 @@ from __future__ import annotations
 import importlib.util
 import json
 import math
+import os
+from itertools import islice
+from pathlib import Path
 
 import pytest
 import torch
@@ -22,6 +25,8 @@ from fuzz.bench.report import NotMeasured
 from fuzz.bench.run import measure, select
 from fuzz.bench.timing import Times, ratio, shown, take_turns, threads
 from fuzz.engine import EngineError
+from fuzz.plan import Plan
+from fuzz.space import Space
 from fuzz.support import unsupported
 from oracle.attention import solve
 from oracle.declare import Declaration
@@ -247,6 +252,52 @@ def test_a_campaign_is_compared_with_the_loop_over_what_the_loop_ran(looped: dic
     assert found.detail.endswith(
         "6 s of it in calls; 1 left out, on which the loop's calls raise, the first: ValueError: odd"
     )
+
+
+def test_the_loop_takes_the_first_cases_of_each_plan_by_turns() -> None:
+    known = registry.load()
+    found = list(naive_figures.by_turns(known, 3))
+    assert [name for name, _ in found] == list(naive_figures.TARGETS) * 3
+    for name in naive_figures.TARGETS:
+        plan = Plan(Space(known[name], naive_figures.MOST_TOKENS), naive_figures.SEED)
+        assert [case for own, case in found if own == name] == list(islice(plan, 3))
+
+
+def test_the_loop_ends_in_time_and_says_what_ran(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    clock = iter([0.0, *(t for case in range(4) for t in (30.0 * case, 30.0 * case + 20.0))])
+    monkeypatch.setattr(naive_figures.time, "perf_counter", lambda: next(clock))
+    monkeypatch.setattr(naive_figures, "_one", lambda target, case, device: 5.0)
+    monkeypatch.setattr(naive_figures.engines, "start", lambda engine, compile_only: None)
+    monkeypatch.setattr(naive_figures.loader, "pretend", lambda device: None)
+    naive_figures.loop("emulator", 4)
+    said = json.loads(capsys.readouterr().out)
+    # Of cases begun at 0, 30, 60 and 90 s the last is too late.
+    assert naive_figures.LOOP_S == 80
+    assert [(called, whole) for _, _, called, whole in said["ran"]] == [(5.0, 20.0)] * 3
+    assert said["raised"] == []
+
+
+def test_kernels_that_were_compiled_are_counted(looped: dict[str, object], monkeypatch: pytest.MonkeyPatch) -> None:
+    def compiles(count: int) -> None:
+        for number in range(count):
+            folder = Path(os.environ[naive_figures.CACHE]) / str(number)
+            folder.mkdir()
+            (folder / "__grp__kernel.json").write_text("{}")
+            (folder / "kernel.cubin").write_text("")
+
+    def loop(engine: Engine, cases: int) -> dict[str, object]:
+        compiles(2)
+        return looped
+
+    def campaign(ran: list[object], engine: Engine, jobs: int) -> float:
+        compiles(3)
+        return 1.0
+
+    monkeypatch.setattr(naive_figures, "_loop", loop)
+    monkeypatch.setattr(naive_figures, "_campaign", campaign)
+    assert naive_figures.cpu_vs_naive().detail.startswith("3 kernels compiled, 2 by the loop; ")
 
 
 def test_a_loop_that_only_raises_is_no_figure(looped: dict[str, object]) -> None:

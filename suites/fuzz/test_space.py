@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from fuzz import registry
 from fuzz.case import Pool, case_from_json
-from fuzz.plan import CounterChooser, Coverage, Plan, pairs_of
+from fuzz.plan import CounterChooser, Coverage, Plan, pairs_among, pairs_of
 from fuzz.space import Space
 from fuzz.strategies import cases
 from fuzz.support import unsupported
@@ -85,6 +85,18 @@ def test_coverage_counts_only_what_was_added() -> None:
     coverage.add(case)
     assert coverage.seen == pairs_of(space, case) & coverage.wanted
     assert coverage.holes
+
+
+@by_name
+def test_the_quick_way_finds_the_same_pairs(target: Declaration) -> None:
+    space = Space(target)
+    wanted = set(space.pairs())
+    found = [(pairs_among(wanted, space, case), pairs_of(space, case) & wanted) for case in islice(Plan(space, 1), 30)]
+    assert [quick for quick, _ in found] == [slow for _, slow in found]
+    quick = found[0][0]
+    assert quick
+    one = next(iter(quick))
+    assert pairs_among(wanted - {one}, space, next(iter(Plan(space, 1)))) == quick - {one}
 
 
 def test_an_impossible_pair_is_excluded_with_a_reason() -> None:

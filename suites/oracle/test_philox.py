@@ -9,6 +9,8 @@ from itertools import pairwise
 import numpy as np
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
 from oracle import philox
 from oracle.rounding import round_to
@@ -80,6 +82,12 @@ def test_chunks_do_not_show(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_longer_stream_starts_with_the_shorter() -> None:
     assert torch.equal(philox.raw(1, 1, 1000)[:10], philox.raw(1, 1, 10))
     assert torch.equal(philox.normal(1, 1, 1000)[:10], philox.normal(1, 1, 10))
+
+
+@given(seed=st.integers(0, 2**64 - 1), stream=st.integers(0, 2**64 - 1), index=st.integers(0, 300))
+def test_a_block_is_four_words_of_the_stream(seed: int, stream: int, index: int) -> None:
+    words = philox.raw(seed, stream, 4 * index + 4).tolist()
+    assert philox.block(seed, stream, index) == words[4 * index :]
 
 
 def test_seeds_and_streams_differ() -> None:
@@ -222,6 +230,8 @@ def test_normal_fills_float32_and_rounds_once_to_narrower_types() -> None:
 def test_out_of_range_keys_are_refused(bad: int) -> None:
     with pytest.raises(ValueError, match=rf"seed: {bad}, allowed are 0 \.\. 2\^64 - 1"):
         philox.raw(bad, 0, 1)
+    with pytest.raises(ValueError, match="seed"):
+        philox.block(bad, 0, 0)
     with pytest.raises(ValueError, match="stream: "):
         philox.normal(0, bad, 1)
 

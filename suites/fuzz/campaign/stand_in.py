@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from hashlib import blake2b
 from typing import Any
 
@@ -75,3 +75,13 @@ class StandIn:
                 return
             yield index, reply_to(waiting.popleft())
             index += 1
+
+
+def judge(request: dict[str, Any], progress: Callable[[str], None]) -> dict[str, Any]:
+    """The same as a job of real workers."""
+    progress("generate")
+    reply = reply_to(request)
+    if reply.value is None:
+        raise ValueError("planted")
+    progress("kernel")
+    return reply.value
