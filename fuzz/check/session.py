@@ -36,7 +36,7 @@ OPERANDS = ("q", "k", "v")
 def in_session(case: Case) -> bool:
     """Whether the case's first request can be served step by step, with the same values."""
     plain = case.operation is Operation.BACKEND and case.probe in PLAIN and case.slot_map is not SlotMap.HOLES
-    return plain and case.seed % ONE_IN == 0
+    return plain and case.causal and case.seed % ONE_IN == 0
 
 
 def extender(declaration: Declaration) -> Declaration | None:

@@ -89,6 +89,7 @@ DIAGNOSES: dict[str, Callable[[Problem], Problem]] = {
     "decode-window-of-one": lambda problem: replace(problem, window=None),
     "extend-fresh-k-scale": unscaled,
     "extend-fresh-v-scale": unscaled,
+    "extend-encoder": lambda problem: replace(problem, causal=True),
     "extend-query-scale": lambda problem: replace(problem, scale=problem.scale * float(problem.k_descale)),
 }
 """By the entry's name: the smallest change with which the oracle returns what the backend returns."""
@@ -157,6 +158,25 @@ def test_decode_without_page_tables_is_refused_before_anything_is_launched() -> 
         execute(declaration, entry.case, Poison.POSITIVE, Engine.EMULATOR, lambda _: None)
 
 
+CRASHES = {
+    "sglang-backend-extend-shared-layer": (AttributeError, "'NoneType' object has no attribute 'contiguous'"),
+    "sglang-backend-narrow-values": (AssertionError, "K/V must share token-major shape"),
+}
+
+
+@pytest.mark.parametrize(
+    ("entry", "target"),
+    [pytest.param(d, target, id=target) for d in LEDGER if d.id in CRASHES for target in d.targets],
+)
+def test_what_is_raised_is_what_the_entry_says(entry: Defect, target: str) -> None:
+    error, told = CRASHES[entry.id]
+    with pytest.raises(error, match=told):
+        execute(runnable(target), entry.case, Poison.POSITIVE, Engine.EMULATOR, lambda _: None)
+    # Not where the entry says that it does not happen.
+    other = {"context_lens": (9,)} if "shared" in entry.id else {"v_head_dim": entry.case.head_dim}
+    execute(runnable(target), replace(entry.case, **other), Poison.POSITIVE, Engine.EMULATOR, lambda _: None)
+
+
 @pytest.mark.parametrize(("blame", "verdict"), [(0.0, Verdict.PASS), (0.05, Verdict.FAIL)])
 def test_a_result_that_depends_on_how_a_prompt_is_cut_fails(blame: float, verdict: Verdict) -> None:
     declaration = runnable("sglang.backend.extend_5d")
@@ -200,6 +220,7 @@ def test_the_two_steps_of_a_prompt_are_its_tokens() -> None:
         rows += own
     assert rows == list(range(9))
     assert chunks(backend_case(context_lens=(3,), query_lens=(1,))) == []
+    assert chunks(replace(case, causal=False)) == []
 
 
 SEEDS = {

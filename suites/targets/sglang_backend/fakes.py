@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from suites.targets.sglang_backend.loading import Modules
+from suites.targets.sglang_backend.loading import AttentionType, Modules
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -28,6 +28,7 @@ class Layer:
     sliding_window_size: int
     k_scale: Tensor | None
     v_scale: Tensor | None
+    attn_type: AttentionType = AttentionType.DECODER
     layer_id: int = 0
     is_cross_attention: bool = False
 

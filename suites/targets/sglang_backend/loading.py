@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from enum import Enum
 from functools import cache, partial
 from types import ModuleType
 from typing import Any
@@ -50,6 +51,14 @@ class _Environment:
 
     def __getattr__(self, name: str) -> _Off:
         return _Off()
+
+
+class AttentionType(Enum):
+    """Of a layer: as sglang's, whose file needs the serving stack."""
+
+    DECODER = "decoder"
+    DECODER_BIDIRECTIONAL = "decoder_bidirectional"
+    ENCODER_ONLY = "encoder_only"
 
 
 class _Unquantised:
@@ -104,6 +113,7 @@ def _machine(arch: str = "gfx950") -> sglang_wheel.Given:
         "sglang.srt.utils": utils,
         "sglang.jit_kernel.utils": {"is_arch_support_pdl": _no},
         "sglang.srt.environ": {"envs": _Environment()},
+        "sglang.srt.layers.radix_attention": {"AttentionType": AttentionType},
         "sglang.srt.layers.quantization.fp8_kernel": fp8,
         "sglang.kernels.ops.quantization.fp8_kernel": fp8,
         "sglang.srt.utils.async_probe": {"maybe_detect_oob": _ignore},
