@@ -40,8 +40,8 @@ def in_session(case: Case) -> bool:
 
 
 def extender(declaration: Declaration) -> Declaration | None:
-    """The target that takes several tokens of a request, over the same kind of pool; None: none is named."""
-    return declaration.agrees_with if declaration.supports.max_query_len == 1 else declaration
+    """The target that takes any tokens of a request, over the same kind of pool; None: none is named."""
+    return declaration if declaration.supports.max_query_len is None else declaration.agrees_with
 
 
 @dataclass(frozen=True, eq=False)

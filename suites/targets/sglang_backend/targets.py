@@ -92,8 +92,12 @@ def _step(
     k_descale: Tensor | None,
     v_descale: Tensor | None,
     shares: bool = False,
+    verifies: bool = False,
 ) -> Tensor:
-    """``shares``: of two layers that share their keys and values, the second: the first has stored them."""
+    """A step, of one kind or the other; ``verifies``: the new tokens are drafts, as many of each request.
+
+    ``shares``: of two layers that share their keys and values, the second: the first has stored them.
+    """
     layer = fakes.Layer(
         tp_q_head_num=q.shape[1],
         tp_k_head_num=k.shape[1],
@@ -112,13 +116,18 @@ def _step(
     req_to_token = torch.zeros(listed.shape, dtype=torch.int32, device=q.device)
     req_to_token[listed] = slots.to(torch.int32)
     new = listed & (position >= (lengths - queries)[:, None])
+    drafts = len(q) // len(lengths) if verifies else None
     batch = fakes.Batch(
-        forward_mode=fakes.Mode(decodes),
-        seq_lens=lengths,
+        forward_mode=fakes.Mode(decodes, verifies),
+        # Drafted tokens are not counted before they are accepted.
+        seq_lens=lengths - queries if verifies else lengths,
         extend_seq_lens=queries,
         out_cache_loc=req_to_token[new].long(),
+        spec_info=fakes.Drafts(drafts) if drafts else None,
     )
-    backend = fakes.backend_of(modules, k_cache, v_cache, req_to_token, slot_map, layer, q.dtype, unified=unified)
+    backend = fakes.backend_of(
+        modules, k_cache, v_cache, req_to_token, slot_map, layer, q.dtype, unified=unified, drafts=drafts
+    )
     with modules.importing():
         backend.init_forward_metadata(batch)
         forward = backend.forward_decode if decodes else backend.forward_extend
@@ -220,6 +229,20 @@ ENCODER = replace(EXTEND, features=EXTEND_MORE.features - {"window", "slot_map"}
 def extend_encoder(*tensors: Tensor, **options: Any) -> Tensor:
     """New tokens of each request, in a layer where they see those after them too if its ``attn_type`` says so."""
     return extend(*tensors, **options)
+
+
+@declare.backend(
+    name="sglang.backend.verify_5d",
+    convention=CONVENTION,
+    precision=PRECISION,
+    supports=replace(EXTEND_MORE, max_query_len=4, features=EXTEND_MORE.features - {"window", "slot_map"}),
+    unavailable=loading.missing,
+    runs=(*OWN, "sglang forward_extend", "portable unified_attention"),
+)
+@checked(CONVENTION)
+def verify(*tensors: Tensor, **options: Any) -> Tensor:
+    """A chain of drafted tokens of each request, as speculative decoding has them verified."""
+    return _step(loading.portable(), False, True, *tensors, **options, verifies=True)
 
 
 NARROW = {"head_dims": (128,), "v_head_dims": (64,)}
