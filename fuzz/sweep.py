@@ -10,12 +10,12 @@ import json
 import os
 import platform
 import re
-import shutil
+import signal
 import subprocess
 import sys
 import tempfile
 import zipfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,7 +24,7 @@ from packaging.version import InvalidVersion, Version
 from rich.console import Console
 from rich.table import Table
 
-from fuzz.errors import Exit, Stop
+from fuzz.errors import Exit, Stop, exit_of
 
 SCHEMA = 1
 NEW = "new"
@@ -55,12 +55,17 @@ def unpacked(version: str, cache: Path) -> Path:
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         wheel = next(Path(made).glob("*.whl"), None)
         if done.returncode or wheel is None:
-            last = (done.stderr.strip().splitlines() or ["pip gave no wheel"])[-1]
-            raise Stop(Exit.USAGE, f"--sglang: sglang=={version} cannot be downloaded: {last}")
+            raise Stop(Exit.USAGE, f"--sglang: sglang=={version} cannot be downloaded: {_why(done.stderr)}")
         with zipfile.ZipFile(wheel) as archive:
             archive.extractall(Path(made) / "files")
-        shutil.move(Path(made) / "files", folder)
+        (Path(made) / "files").replace(folder)
     return folder
+
+
+def _why(said: str) -> str:
+    """The last error of pip's, which may say other things after it."""
+    lines = said.strip().splitlines() or ["pip gave no wheel"]
+    return next((line for line in reversed(lines) if line.startswith("ERROR: ")), lines[-1])
 
 
 @dataclass(frozen=True)
@@ -86,18 +91,36 @@ class Run:
 
 
 def run(version: str, folder: Path, command: Sequence[str], arguments: Sequence[str], out: Path) -> Run:
-    """``command`` in a process that finds sglang in ``folder``. Raises ``Stop`` where it breaks off."""
+    """``command`` in a process that finds sglang in ``folder``. Raises ``Stop`` where it gives no report."""
     path = os.pathsep.join(filter(None, (os.environ.get("PYTHONPATH"), str(folder.resolve()))))
     whole = [sys.executable, *command, *arguments, "--json", "--out", str(out / f"sglang-{version}")]
-    done = subprocess.run(whole, env={**os.environ, "PYTHONPATH": path}, stdout=subprocess.PIPE, check=False)
+    code, output = _output(whole, {**os.environ, "PYTHONPATH": path})
     try:
-        report = json.loads(done.stdout)
+        report = json.loads(output)
     except ValueError:
-        raise Stop(Exit.HARNESS, f"sglang {version}: the run ended with {done.returncode} and no report") from None
+        if code in (Exit.USAGE, Exit.NOTHING):
+            # It has said why; every other version would say the same.
+            raise Stop(Exit(code)) from None
+        raise Stop(Exit.HARNESS, f"sglang {version}: the run ended with {code} and no report") from None
     used = report["versions"]["sglang"]
     if used != version:
         raise Stop(Exit.HARNESS, f"sglang {version}: the run had {used}, which comes first on the path")
-    return Run(version, done.returncode, report)
+    return Run(version, code, report)
+
+
+def _output(command: Sequence[str], env: Mapping[str, str]) -> tuple[int, bytes]:
+    """Exit code and standard output of ``command``. What ends this process ends that one before it."""
+    with subprocess.Popen(command, env=env, stdout=subprocess.PIPE) as child:
+        before = signal.signal(signal.SIGTERM, lambda *_: child.terminate())
+        try:
+            output, _ = child.communicate()
+        except KeyboardInterrupt:
+            # From a terminal it gets the signal too, and ends in order.
+            child.communicate()
+            raise
+        finally:
+            signal.signal(signal.SIGTERM, before)
+    return child.returncode, output
 
 
 def rows(runs: Sequence[Run]) -> list[dict[str, Any]]:
@@ -153,7 +176,10 @@ def sweep(text: str, command: Sequence[str], arguments: Sequence[str], out: Path
     Wheels are kept under ``out``. Raises ``Stop`` with the exit code of the whole.
     """
     versions, console = parse_versions(text), Console(stderr=True)
-    folders = {version: unpacked(version, out / "wheels") for version in versions}
+    try:
+        folders = {version: unpacked(version, out / "wheels") for version in versions}
+    except OSError as error:
+        raise Stop(exit_of(error), f"--out {out}: cannot be written: {error.strerror}") from None
     runs = []
     for version, folder in folders.items():
         console.print(f"sglang {version}")

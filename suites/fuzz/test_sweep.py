@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -75,6 +78,55 @@ def test_a_command_runs_itself_over_each_version(name: str, monkeypatch: pytest.
     assert cli.guarded(app, [*own, *options]) == Exit.CLEAN
     inner = [*own, "--cases", "3"]
     assert asked == [("0.5.15", command, inner), ("0.5.17", command, inner)]
+
+
+def test_a_folder_that_cannot_be_written_is_one_line(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(Stop, match=r"--out .*file: cannot be written: Not a directory") as stopped:
+        sweep.sweep("0.5.15", ("-m", "x"), [], tmp_path / "file", True)
+    assert stopped.value.code is Exit.USAGE
+
+
+def test_what_pip_says_after_its_error_is_not_the_reason() -> None:
+    assert (
+        sweep._why("ERROR: No matching distribution\n[notice] A new release of pip")
+        == "ERROR: No matching distribution"
+    )
+    assert sweep._why("No module named pip\n") == "No module named pip"
+    assert sweep._why("") == "pip gave no wheel"
+
+
+@pytest.mark.parametrize(
+    ("code", "ends_with", "told"),
+    [(2, Exit.USAGE, ""), (125, Exit.NOTHING, ""), (3, Exit.HARNESS, "the run ended with 3 and no report")],
+)
+def test_a_run_without_a_report_ends_the_sweep_with_its_own_code(
+    code: int, ends_with: Exit, told: str, tmp_path: Path
+) -> None:
+    with pytest.raises(Stop, match=f"{told}$") as stopped:
+        sweep.run("1", tmp_path, ("-c", f"raise SystemExit({code})"), [], tmp_path)
+    assert stopped.value.code is ends_with
+
+
+def test_a_sweep_that_is_ended_ends_its_run(tmp_path: Path) -> None:
+    """It says when it is there; the sweep is told to end, and the run's own last words are there."""
+    child = (
+        "import os, pathlib, signal, sys, time; "
+        "signal.signal(signal.SIGTERM, lambda *_: (pathlib.Path('ended').touch(), os._exit(0))); "
+        "os.kill(os.getppid(), signal.SIGTERM); time.sleep(60)"
+    )
+    parent = f"from fuzz import sweep; import sys; print(sweep._output([sys.executable, '-c', {child!r}], {{}}))"
+    done = subprocess.run(
+        [sys.executable, "-c", parent],
+        cwd=tmp_path,
+        env=os.environ | {"PYTHONPATH": str(Path(sweep.__file__).parents[1])},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=50,
+    )
+    assert done.stdout == "(0, b'')\n", done.stderr
+    assert (tmp_path / "ended").exists()
 
 
 def test_a_bad_version_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
