@@ -33,6 +33,21 @@ def test_a_finding_that_ends_was_fixed_in_the_next_version_that_ran() -> None:
     assert (crash["known"], crash["first_seen"], crash["fixed_in"]) == (None, "0.5.15", None)
 
 
+def test_the_checks_of_a_known_defect_are_one_finding_and_new_ones_are_each_one() -> None:
+    both = report(3, ("values", "x"), ("nan", "x"), ("crash", None), ("hang", None))
+    table = rows([Run("0.5.15", 1, both), Run("0.5.23", 1, report(3, ("nan", "x"), ("hang", None)))])
+    assert [(row["known"], row["checks"], row["fixed_in"]) for row in table] == [
+        (None, ["crash"], "0.5.23"),
+        (None, ["hang"], None),
+        ("x", ["nan", "values"], None),
+    ]
+    head, rule, *body = sweep.markdown(table, ["0.5.15", "0.5.23"]).splitlines()
+    assert head == "| target | entry | checks | 0.5.15 | 0.5.23 | first seen | fixed in |"
+    assert rule == "|" + " --- |" * 7
+    assert body[0] == "| a.b | new | crash | seen | - | 0.5.15 | 0.5.23 |"
+    assert body[2] == "| a.b | x | nan, values | seen | seen | 0.5.15 |  |"
+
+
 def test_a_finding_that_begins_later_is_not_fixed_by_the_versions_before() -> None:
     (row,) = rows([Run("0.5.15", 0, report(3)), Run("0.5.23", 1, report(3, ("values", "x")))])
     assert (row["first_seen"], row["fixed_in"]) == ("0.5.23", None)
