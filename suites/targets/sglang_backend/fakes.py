@@ -209,6 +209,7 @@ class Backend:
     _kv_indices_scratch: None = None
     _use_unified_verify: bool = True
     """Where drafted tokens are a chain and page tables are made."""
+    skip_prefill: bool = True
     use_mla: bool = False
     is_multimodal: bool = False
     kv_cache_is_vectorized_5d: bool = True

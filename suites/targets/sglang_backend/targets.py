@@ -93,8 +93,11 @@ def _step(
     v_descale: Tensor | None,
     shares: bool = False,
     verifies: bool = False,
+    replays: bool = False,
 ) -> Tensor:
     """A step, of one kind or the other; ``verifies``: the new tokens are drafts, as many of each request.
+
+    ``replays``: it was captured as a graph, for contexts of one token, and is replayed.
 
     ``shares``: of two layers that share their keys and values, the second: the first has stored them.
     """
@@ -129,12 +132,25 @@ def _step(
         modules, k_cache, v_cache, req_to_token, slot_map, layer, q.dtype, unified=unified, drafts=drafts
     )
     with modules.importing():
-        backend.init_forward_metadata(batch)
+        if replays:
+            _replay(backend, batch)
+        else:
+            backend.init_forward_metadata(batch)
         forward = backend.forward_decode if decodes else backend.forward_extend
         out: Tensor = forward(q, k, v, layer, batch, True, sinks=sinks)
         if shares:
             out = forward(q, None, None, layer, batch, False, sinks=sinks)
     return out.view(q.shape[0], q.shape[1], v.shape[2])
+
+
+def _replay(backend: Any, batch: fakes.Batch) -> None:
+    """Lists for ``batch`` in the buffers of a captured graph, whose kernels have the arguments of the capture."""
+    backend.init_cuda_graph_state(batch.batch_size, batch.batch_size)
+    shortest = replace(batch, seq_lens=torch.ones_like(batch.seq_lens))
+    backend.init_forward_metadata_out_graph(shortest, in_capture=True)
+    captured = backend.forward_metadata
+    backend.init_forward_metadata_out_graph(batch)
+    backend.forward_metadata = captured
 
 
 @declare.backend(
@@ -229,6 +245,20 @@ ENCODER = replace(EXTEND, features=EXTEND_MORE.features - {"window", "slot_map"}
 def extend_encoder(*tensors: Tensor, **options: Any) -> Tensor:
     """New tokens of each request, in a layer where they see those after them too if its ``attn_type`` says so."""
     return extend(*tensors, **options)
+
+
+@declare.backend(
+    name="sglang.backend.decode_5d.graph",
+    convention=CONVENTION,
+    precision=PRECISION,
+    supports=DECODE,
+    unavailable=loading.missing,
+    runs=("sglang init_forward_metadata_out_graph", *RUNS_DECODE[1:]),
+)
+@checked(CONVENTION)
+def decode_graph(*tensors: Tensor, **options: Any) -> Tensor:
+    """One new token of each request, as a captured graph takes it: with page tables of its own."""
+    return _step(loading.portable(), True, True, *tensors, **options, replays=True)
 
 
 @declare.backend(
