@@ -178,6 +178,14 @@ def test_what_is_raised_is_what_the_entry_says(entry: Defect, target: str) -> No
     execute(runnable(target), replace(entry.case, **other), Poison.POSITIVE, Engine.EMULATOR, lambda _: None)
 
 
+def test_requests_with_different_numbers_of_drafts_are_refused() -> None:
+    declaration = runnable("sglang.backend.verify_5d")
+    (entry,) = (d for d in LEDGER if d.targets == (declaration.name,))
+    case = replace(entry.case, context_lens=(9, 9), query_lens=(2, 3))
+    with pytest.raises(ValueError, match=r"q_indptr: \[2, 3\] drafts; allowed: as many of each request"):
+        execute(declaration, case, Poison.POSITIVE, Engine.EMULATOR, lambda _: None)
+
+
 @pytest.mark.parametrize(("queries", "told"), [(1, False), (3, False), (1, True), (3, True)])
 def test_drafts_are_verified_rightly_once_the_kernel_is_told_of_the_layout(
     queries: int, told: bool, monkeypatch: pytest.MonkeyPatch

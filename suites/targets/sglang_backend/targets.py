@@ -17,6 +17,7 @@ from oracle import Convention, Precision, Supports, declare
 from oracle.convention import DefaultScale, Descales, Fp8Flavour, Granularity, SinkUnits, Window, WindowMeaning
 from oracle.kinds import Engine, IndexForm, KVLayout
 from suites.targets import aiter_pa_decode, aiter_prefill
+from suites.targets.arguments import require
 from suites.targets.checked import checked
 from suites.targets.portable.aiter import MOST_SPLITS
 from suites.targets.portable.targets import PRECISION as PORTABLE
@@ -119,7 +120,9 @@ def _step(
     req_to_token = torch.zeros(listed.shape, dtype=torch.int32, device=q.device)
     req_to_token[listed] = slots.to(torch.int32)
     new = listed & (position >= (lengths - queries)[:, None])
-    drafts = len(q) // len(lengths) if verifies else None
+    drafts = int(queries[0]) if verifies else None
+    if drafts is not None:
+        require(bool((queries == drafts).all()), "q_indptr", f"{queries.tolist()} drafts", "as many of each request")
     batch = fakes.Batch(
         forward_mode=fakes.Mode(decodes, verifies),
         # Drafted tokens are not counted before they are accepted.
