@@ -351,7 +351,7 @@ _ATTENTION = (Operation.PAGED_DECODE, Operation.VARLEN_EXTEND, Operation.BACKEND
 _ONLY_FOR: dict[str, tuple[Any, tuple[Operation, ...]]] = {
     "query_lens": ((), (*_ATTENTION, Operation.INDEX_BUILD)),
     "group_size": (1, _ATTENTION),
-    "causal": (True, (Operation.VARLEN_EXTEND,)),
+    "causal": (True, (Operation.VARLEN_EXTEND, Operation.BACKEND)),
     "window": (None, _ATTENTION),
     "sinks": (Sink.NONE, _ATTENTION),
     "soft_cap": (None, _ATTENTION),

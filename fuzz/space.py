@@ -185,10 +185,10 @@ class Space:
 
     @property
     def _decodes(self) -> bool:
-        """Whether each request has the same few queries; a backend that decodes has one."""
+        """Whether each request has the same few queries, as of a backend that decodes, or verifies what was drafted."""
         declaration = self.declaration
-        one = declaration.operation is Operation.BACKEND and declaration.supports.max_query_len == 1
-        return one or declaration.operation is Operation.PAGED_DECODE
+        few = declaration.operation is Operation.BACKEND and declaration.supports.max_query_len is not None
+        return few or declaration.operation is Operation.PAGED_DECODE
 
     # ---------------------------------------------------------------- drawing
 
@@ -282,7 +282,9 @@ class Space:
         if self._decodes:
             # Decode kernels take the same number of queries of every request, whose keys they are too.
             count = chooser.integer("queries", 2, most or 4) if picked["query"] == "some" else 1
-            contexts = [max(length, count) for length in contexts]
+            # A backend's drafted tokens come after others, which makes them no prompt.
+            least = count + (case.operation is Operation.BACKEND and count > 1)
+            contexts = [max(length, least) for length in contexts]
         if picked["query"] == "empty" and contexts:
             contexts[-1] = 0
         queries = (count,) * len(contexts) if self._decodes else _queries(contexts, picked["query"], most, chooser)

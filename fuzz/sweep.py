@@ -10,12 +10,12 @@ import json
 import os
 import platform
 import re
-import shutil
+import signal
 import subprocess
 import sys
 import tempfile
 import zipfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,7 +24,8 @@ from packaging.version import InvalidVersion, Version
 from rich.console import Console
 from rich.table import Table
 
-from fuzz.errors import Exit, Stop
+from fuzz.commands import wide_console
+from fuzz.errors import Exit, Stop, exit_of
 
 SCHEMA = 1
 NEW = "new"
@@ -55,12 +56,17 @@ def unpacked(version: str, cache: Path) -> Path:
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         wheel = next(Path(made).glob("*.whl"), None)
         if done.returncode or wheel is None:
-            last = (done.stderr.strip().splitlines() or ["pip gave no wheel"])[-1]
-            raise Stop(Exit.USAGE, f"--sglang: sglang=={version} cannot be downloaded: {last}")
+            raise Stop(Exit.USAGE, f"--sglang: sglang=={version} cannot be downloaded: {_why(done.stderr)}")
         with zipfile.ZipFile(wheel) as archive:
             archive.extractall(Path(made) / "files")
-        shutil.move(Path(made) / "files", folder)
+        (Path(made) / "files").replace(folder)
     return folder
+
+
+def _why(said: str) -> str:
+    """The last error of pip's, which may say other things after it."""
+    lines = said.strip().splitlines() or ["pip gave no wheel"]
+    return next((line for line in reversed(lines) if line.startswith("ERROR: ")), lines[-1])
 
 
 @dataclass(frozen=True)
@@ -79,6 +85,10 @@ class Run:
             for finding in summary["findings"]
         }
 
+    def cases(self) -> int:
+        """How many ran, of all targets."""
+        return sum(summary["cases"] for summary in self.report["targets"].values())
+
     def ran(self, target: str) -> bool:
         """Whether any case of the target ran."""
         summary = self.report["targets"].get(target)
@@ -86,44 +96,96 @@ class Run:
 
 
 def run(version: str, folder: Path, command: Sequence[str], arguments: Sequence[str], out: Path) -> Run:
-    """``command`` in a process that finds sglang in ``folder``. Raises ``Stop`` where it breaks off."""
+    """``command`` in a process that finds sglang in ``folder``. Raises ``Stop`` where it gives no report."""
     path = os.pathsep.join(filter(None, (os.environ.get("PYTHONPATH"), str(folder.resolve()))))
     whole = [sys.executable, *command, *arguments, "--json", "--out", str(out / f"sglang-{version}")]
-    done = subprocess.run(whole, env={**os.environ, "PYTHONPATH": path}, stdout=subprocess.PIPE, check=False)
+    code, output = _output(whole, {**os.environ, "PYTHONPATH": path})
     try:
-        report = json.loads(done.stdout)
+        report = json.loads(output)
     except ValueError:
-        raise Stop(Exit.HARNESS, f"sglang {version}: the run ended with {done.returncode} and no report") from None
+        if code in (Exit.USAGE, Exit.NOTHING):
+            # It has said why; every other version would say the same.
+            raise Stop(Exit(code)) from None
+        raise Stop(Exit.HARNESS, f"sglang {version}: the run ended with {code} and no report") from None
     used = report["versions"]["sglang"]
     if used != version:
         raise Stop(Exit.HARNESS, f"sglang {version}: the run had {used}, which comes first on the path")
-    return Run(version, done.returncode, report)
+    return Run(version, code, report)
+
+
+def _output(command: Sequence[str], env: Mapping[str, str]) -> tuple[int, bytes]:
+    """Exit code and standard output of ``command``. What ends this process ends that one before it."""
+    with subprocess.Popen(command, env=env, stdout=subprocess.PIPE) as child:
+        before = signal.signal(signal.SIGTERM, lambda *_: child.terminate())
+        try:
+            output, _ = child.communicate()
+        except KeyboardInterrupt:
+            # From a terminal it gets the signal too, and ends in order.
+            child.communicate()
+            raise
+        finally:
+            signal.signal(signal.SIGTERM, before)
+    return child.returncode, output
 
 
 def rows(runs: Sequence[Run]) -> list[dict[str, Any]]:
-    """One row a finding: by version, whether it was seen (None: its target did not run), first seen, fixed in."""
-    table = []
-    for finding in sorted(set().union(*(run.findings() for run in runs))):
-        target, check, entry = finding
-        seen = {run.version: finding in run.findings() if run.ran(target) else None for run in runs}
-        shown = [version for version, there in seen.items() if there]
-        later = [version for version, there in seen.items() if there is False and Version(version) > Version(shown[-1])]
-        row = {"target": target, "check": check, "known": None if entry == NEW else entry, "seen": seen}
-        table.append(row | {"first_seen": shown[0], "fixed_in": next(iter(later), None)})
-    return table
+    """One row a finding: by version, whether it was seen (None: its target did not run), first seen, fixed in.
+
+    The checks by which a target shows a known defect are one finding; of what is new each is one.
+    """
+    checks: dict[tuple[str, str], set[str]] = {}
+    for target, check, entry in set().union(*(run.findings() for run in runs)):
+        checks.setdefault((target, check if entry == NEW else entry), set()).add(check)
+    return [_row(runs, target, name, own) for (target, name), own in sorted(checks.items())]
+
+
+def _row(runs: Sequence[Run], target: str, name: str, checks: set[str]) -> dict[str, Any]:
+    entry = NEW if name in checks else name
+    found = {run.version: {check for t, check, e in run.findings() if (t, e) == (target, entry)} for run in runs}
+    seen = {run.version: bool(found[run.version] & checks) if run.ran(target) else None for run in runs}
+    shown = [version for version, there in seen.items() if there]
+    later = [version for version, there in seen.items() if there is False and Version(version) > Version(shown[-1])]
+    row = {"target": target, "checks": sorted(checks), "known": None if entry == NEW else entry, "seen": seen}
+    return row | {"first_seen": shown[0], "fixed_in": next(iter(later), None)}
+
+
+SEEN = {True: "seen", False: "-", None: "did not run"}
+
+
+def cells(table: Sequence[dict[str, Any]], versions: Sequence[str]) -> list[list[str]]:
+    """The table's head and its rows, as text."""
+    head = ["target", "entry", "checks", *versions, "first seen", "fixed in"]
+    return [
+        head,
+        *(
+            [
+                row["target"],
+                row["known"] or NEW,
+                ", ".join(row["checks"]),
+                *(SEEN[row["seen"][version]] for version in versions),
+                row["first_seen"],
+                row["fixed_in"] or "",
+            ]
+            for row in table
+        ),
+    ]
 
 
 def render(table: Sequence[dict[str, Any]], versions: Sequence[str]) -> Table:
     """The table for a terminal."""
+    head, *body = cells(table, versions)
     shown = Table(title="findings by version of sglang")
-    for name in ("target", "check", "entry", *versions, "first seen", "fixed in"):
+    for name in head:
         shown.add_column(name, overflow="fold")
-    words = {True: "seen", False: "-", None: "did not run"}
-    for row in table:
-        cells = [words[row["seen"][version]] for version in versions]
-        found = (row["target"], row["check"], row["known"] or NEW)
-        shown.add_row(*found, *cells, row["first_seen"], row["fixed_in"] or "")
+    for row in body:
+        shown.add_row(*row)
     return shown
+
+
+def markdown(table: Sequence[dict[str, Any]], versions: Sequence[str]) -> str:
+    """The same as Markdown."""
+    head, *body = cells(table, versions)
+    return "".join(f"| {' | '.join(row)} |\n" for row in (head, ["---"] * len(head), *body))
 
 
 def without_sweep(arguments: Sequence[str]) -> list[str]:
@@ -150,17 +212,33 @@ def worst(codes: Sequence[int]) -> int:
 def sweep(text: str, command: Sequence[str], arguments: Sequence[str], out: Path, as_json: bool) -> None:
     """Run ``python command arguments`` over the versions that ``text`` lists, and print the table.
 
-    Wheels are kept under ``out``. Raises ``Stop`` with the exit code of the whole.
+    Wheels are kept under ``out``, and the table as ``sglang-versions.md``. Raises ``Stop`` with the exit code of the
+    whole.
     """
     versions, console = parse_versions(text), Console(stderr=True)
-    folders = {version: unpacked(version, out / "wheels") for version in versions}
+    try:
+        folders = {version: unpacked(version, out / "wheels") for version in versions}
+    except OSError as error:
+        raise _cannot_write(out, error) from None
     runs = []
     for version, folder in folders.items():
         console.print(f"sglang {version}")
         runs.append(run(version, folder, command, without_sweep(arguments), out))
     table = rows(runs)
+    cases = {done.version: done.cases() for done in runs}
+    counted = "cases: " + ", ".join(f"{count} with {version}" for version, count in cases.items())
+    try:
+        (out / "sglang-versions.md").write_text(f"{markdown(table, versions)}\n{counted}\n", encoding="utf-8")
+    except OSError as error:
+        raise _cannot_write(out, error) from None
     if as_json:
-        print(json.dumps({"schema": SCHEMA, "versions": versions, "findings": table}, indent=2))
+        print(json.dumps({"schema": SCHEMA, "versions": versions, "cases": cases, "findings": table}, indent=2))
     else:
-        Console().print(render(table, versions))
+        if table:
+            wide_console().print(render(table, versions))
+        print(counted if table else f"no finding; {counted}")
     raise Stop(Exit(worst([done.code for done in runs])))
+
+
+def _cannot_write(out: Path, error: OSError) -> Stop:
+    return Stop(exit_of(error), f"--out {out}: cannot be written: {error.strerror}")

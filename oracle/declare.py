@@ -92,7 +92,19 @@ def parameters(operation: Operation, convention: Convention, task: IndexTask = I
         case Operation.INDEX_BUILD if task in _BY_TASK:
             return _BY_TASK[task]
         case Operation.BACKEND:
-            return ("q", "k", "v", "k_cache", "v_cache", "q_indptr", "lengths", "slots", "slot_map", *_OPTIONS)
+            return (
+                "q",
+                "k",
+                "v",
+                "k_cache",
+                "v_cache",
+                "q_indptr",
+                "lengths",
+                "slots",
+                "slot_map",
+                "causal",
+                *_OPTIONS,
+            )
     raise DeclarationError(f"declare.{operation.value}: cannot be declared yet{' without a task' if task else ''}")
 
 
@@ -104,7 +116,7 @@ FEATURES: dict[Operation, tuple[str, ...]] = {
     Operation.KV_GATHER: (),
     Operation.LSE_MERGE: ("empty", "empty_nan", "stateful"),
     Operation.INDEX_BUILD: (),
-    Operation.BACKEND: ("window", "sinks", "soft_cap", "custom_scale", "chunked", "slot_map", "strided"),
+    Operation.BACKEND: ("window", "sinks", "soft_cap", "custom_scale", "non_causal", "chunked", "slot_map", "strided"),
 }
 """What a target of each operation may support beyond the plain call.
 

@@ -36,12 +36,12 @@ OPERANDS = ("q", "k", "v")
 def in_session(case: Case) -> bool:
     """Whether the case's first request can be served step by step, with the same values."""
     plain = case.operation is Operation.BACKEND and case.probe in PLAIN and case.slot_map is not SlotMap.HOLES
-    return plain and case.seed % ONE_IN == 0
+    return plain and case.causal and case.seed % ONE_IN == 0
 
 
 def extender(declaration: Declaration) -> Declaration | None:
-    """The target that takes several tokens of a request, over the same kind of pool; None: none is named."""
-    return declaration.agrees_with if declaration.supports.max_query_len == 1 else declaration
+    """The target that takes any tokens of a request, over the same kind of pool; None: none is named."""
+    return declaration if declaration.supports.max_query_len is None else declaration.agrees_with
 
 
 @dataclass(frozen=True, eq=False)

@@ -38,9 +38,12 @@ def alone(case: Case) -> Case:
 
 
 def chunks(case: Case) -> list[tuple[Case, range]]:
-    """The first request's new tokens as two steps of a backend, and which of its rows each has; none of one token."""
+    """The first request's new tokens as two steps of a backend, and which of its rows each has.
+
+    None of one token, or of tokens that see later ones.
+    """
     queries, length = case.query_lens[:1], case.context_lens[:1]
-    if case.operation is not Operation.BACKEND or queries[0] < 2 or case.probe not in PLAIN:
+    if case.operation is not Operation.BACKEND or queries[0] < 2 or not case.causal or case.probe not in PLAIN:
         return []
     late = queries[0] // 2
     early = queries[0] - late

@@ -83,7 +83,8 @@ def _state(own: Sequence[Declaration], reasons: Reasons) -> str:
         return ", ".join(works)
     declared = {engine for target in own for engine in target.engines}
     never = f"{NEVER_EXECUTED}: " if declared <= set(NEVER_EXECUTED_ON) else ""
-    mine = [reasons[own[0].name][engine] for engine in Engine if engine in declared]
+    # What the emulator lacks can be had on any machine; another GPU cannot.
+    mine = [reasons[own[0].name][engine] for engine in sorted(declared, key=lambda e: e is not Engine.EMULATOR)]
     return never + next((reason for reason in mine if reason), "cannot run here")
 
 

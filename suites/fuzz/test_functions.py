@@ -30,13 +30,14 @@ SEEDS = {
         "correct_attn_out",
         "correct_attn_out with a CPTritonContext",
         "forward_decode_vectorized_5d",
+        "forward_extend",
         "forward_extend_vectorized_5d",
         "launch_gather_shuffle_5d_to_linear",
         "launch_reshape_and_cache_shuffle_5d",
         "update_kv_lens_and_indices",
     },
     "aiter": {"mha_batch_prefill_func", "pa_decode_gluon"},
-    "portable": {"mha_batch_prefill_func", "pa_decode_gluon", "attention"},
+    "portable": {"mha_batch_prefill_func", "pa_decode_gluon", "unified_attention", "attention"},
 }
 FOLDERS = {"sglang": "/sglang/", "aiter": "/aiter/", "portable": "/suites/targets/portable/"}
 KNOWN = registry.load()

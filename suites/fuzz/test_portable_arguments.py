@@ -31,6 +31,7 @@ SOURCES = {
     aiter.mha_batch_prefill_func: "ops/mha.py",
     aiter.pa_decode_gluon: "ops/triton/gluon/pa_decode_gluon.py",
     aiter.get_recommended_splits: "ops/triton/gluon/pa_decode_gluon.py",
+    aiter.unified_attention: "ops/triton/attention/unified_attention.py",
 }
 
 
@@ -174,6 +175,43 @@ def _table(rows: list[list[int]], *lengths: int) -> dict[str, Tensor]:
 def test_bad_input_to_prefill_is_one_clear_error(changed: dict[str, Any], told: str) -> None:
     with pytest.raises(ArgumentError, match=told):
         aiter.mha_batch_prefill_func(**(prefill_arguments() | changed))
+
+
+def unified_arguments() -> dict[str, Any]:
+    return _pages(16) | {
+        "q": torch.zeros(3, 2, 64, dtype=torch.bfloat16),
+        "out": torch.zeros(3, 2, 64, dtype=torch.bfloat16),
+        "cu_seqlens_q": torch.tensor([0, 3], dtype=torch.int32),
+        "max_seqlen_q": 3,
+        "seqused_k": torch.tensor([20]),
+        "max_seqlen_k": 20,
+        "softmax_scale": 0.1,
+        "causal": True,
+        "window_size": (-1, -1),
+        "block_table": torch.tensor([[1, 2]], dtype=torch.int32),
+        "softcap": 0.0,
+        "q_descale": None,
+        "k_descale": None,
+        "v_descale": None,
+    }
+
+
+@pytest.mark.parametrize(
+    ("changed", "told"),
+    [
+        (_cache("k", (3, 1, 8, 16, 8)), "k, v: 5 and 4 dimensions; allowed: 4: "),
+        (_cache("k", (3, 16, 1, 32)), "k: head dim 32; allowed: the query's, 64"),
+        ({"shuffled_kv_cache": True}, "key_cache: 4 dimensions; allowed: 5"),
+        ({"block_table": torch.tensor([[1]])}, "block_table: 1 pages wide; allowed: 2 for a context of 20"),
+        ({"causal": False}, "causal: False; allowed: True: more is not done here"),
+        ({"qq_bias": ONE}, "qq_bias: given; allowed: None"),
+    ],
+)
+def test_bad_input_to_unified_attention_is_one_clear_error(changed: dict[str, Any], told: str) -> None:
+    with pytest.raises(ArgumentError, match=told):
+        aiter.unified_attention(**(unified_arguments() | changed))
+    with pytest.raises(AssertionError, match="a kernel was launched"):
+        aiter.unified_attention(**unified_arguments())
 
 
 @pytest.mark.parametrize("missing", ["q_descale", "k_descale", "v_descale"])

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +31,21 @@ def test_a_finding_that_ends_was_fixed_in_the_next_version_that_ran() -> None:
     assert values["seen"] == {"0.5.15": True, "0.5.17": None, "0.5.23": False}
     assert (values["known"], values["first_seen"], values["fixed_in"]) == ("x", "0.5.15", "0.5.23")
     assert (crash["known"], crash["first_seen"], crash["fixed_in"]) == (None, "0.5.15", None)
+
+
+def test_the_checks_of_a_known_defect_are_one_finding_and_new_ones_are_each_one() -> None:
+    both = report(3, ("values", "x"), ("nan", "x"), ("crash", None), ("hang", None))
+    table = rows([Run("0.5.15", 1, both), Run("0.5.23", 1, report(3, ("nan", "x"), ("hang", None)))])
+    assert [(row["known"], row["checks"], row["fixed_in"]) for row in table] == [
+        (None, ["crash"], "0.5.23"),
+        (None, ["hang"], None),
+        ("x", ["nan", "values"], None),
+    ]
+    head, rule, *body = sweep.markdown(table, ["0.5.15", "0.5.23"]).splitlines()
+    assert head == "| target | entry | checks | 0.5.15 | 0.5.23 | first seen | fixed in |"
+    assert rule == "|" + " --- |" * 7
+    assert body[0] == "| a.b | new | crash | seen | - | 0.5.15 | 0.5.23 |"
+    assert body[2] == "| a.b | x | nan, values | seen | seen | 0.5.15 |  |"
 
 
 def test_a_finding_that_begins_later_is_not_fixed_by_the_versions_before() -> None:
@@ -75,6 +93,55 @@ def test_a_command_runs_itself_over_each_version(name: str, monkeypatch: pytest.
     assert cli.guarded(app, [*own, *options]) == Exit.CLEAN
     inner = [*own, "--cases", "3"]
     assert asked == [("0.5.15", command, inner), ("0.5.17", command, inner)]
+
+
+def test_a_folder_that_cannot_be_written_is_one_line(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(Stop, match=r"--out .*file: cannot be written: Not a directory") as stopped:
+        sweep.sweep("0.5.15", ("-m", "x"), [], tmp_path / "file", True)
+    assert stopped.value.code is Exit.USAGE
+
+
+def test_what_pip_says_after_its_error_is_not_the_reason() -> None:
+    assert (
+        sweep._why("ERROR: No matching distribution\n[notice] A new release of pip")
+        == "ERROR: No matching distribution"
+    )
+    assert sweep._why("No module named pip\n") == "No module named pip"
+    assert sweep._why("") == "pip gave no wheel"
+
+
+@pytest.mark.parametrize(
+    ("code", "ends_with", "told"),
+    [(2, Exit.USAGE, ""), (125, Exit.NOTHING, ""), (3, Exit.HARNESS, "the run ended with 3 and no report")],
+)
+def test_a_run_without_a_report_ends_the_sweep_with_its_own_code(
+    code: int, ends_with: Exit, told: str, tmp_path: Path
+) -> None:
+    with pytest.raises(Stop, match=f"{told}$") as stopped:
+        sweep.run("1", tmp_path, ("-c", f"raise SystemExit({code})"), [], tmp_path)
+    assert stopped.value.code is ends_with
+
+
+def test_a_sweep_that_is_ended_ends_its_run(tmp_path: Path) -> None:
+    """It says when it is there; the sweep is told to end, and the run's own last words are there."""
+    child = (
+        "import os, pathlib, signal, sys, time; "
+        "signal.signal(signal.SIGTERM, lambda *_: (pathlib.Path('ended').touch(), os._exit(0))); "
+        "os.kill(os.getppid(), signal.SIGTERM); time.sleep(60)"
+    )
+    parent = f"from fuzz import sweep; import sys; print(sweep._output([sys.executable, '-c', {child!r}], {{}}))"
+    done = subprocess.run(
+        [sys.executable, "-c", parent],
+        cwd=tmp_path,
+        env=os.environ | {"PYTHONPATH": str(Path(sweep.__file__).parents[1])},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=50,
+    )
+    assert done.stdout == "(0, b'')\n", done.stderr
+    assert (tmp_path / "ended").exists()
 
 
 def test_a_bad_version_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:

@@ -33,13 +33,14 @@ from oracle.kinds import Engine
 from oracle.problem import Problem
 from oracle.verdict import Verdict
 from suites.targets import aiter_prefill
-from suites.targets.sglang_backend import targets
+from suites.targets.portable.aiter import unified_attention
+from suites.targets.sglang_backend import loading, targets
 
 TARGETS = {d.name: d for d in registry.declared_in(targets)}
 LEDGER = [d for d in load(Path(__file__).parents[1] / "gpu_diff" / "ledger.toml") if d.targets[0] in TARGETS]
 
 
-NO_CLEAN_CASE = ("sglang.backend.decode_5d.plain", "sglang.backend.extend_5d.aiter")
+NO_CLEAN_CASE = ("sglang.backend.decode_5d.plain", "sglang.backend.verify_5d", "sglang.backend.extend_5d.aiter")
 """All of its cases are known to fail, and what runs nowhere but on an AMD GPU."""
 
 
@@ -89,6 +90,7 @@ DIAGNOSES: dict[str, Callable[[Problem], Problem]] = {
     "decode-window-of-one": lambda problem: replace(problem, window=None),
     "extend-fresh-k-scale": unscaled,
     "extend-fresh-v-scale": unscaled,
+    "extend-encoder": lambda problem: replace(problem, causal=True),
     "extend-query-scale": lambda problem: replace(problem, scale=problem.scale * float(problem.k_descale)),
 }
 """By the entry's name: the smallest change with which the oracle returns what the backend returns."""
@@ -157,6 +159,55 @@ def test_decode_without_page_tables_is_refused_before_anything_is_launched() -> 
         execute(declaration, entry.case, Poison.POSITIVE, Engine.EMULATOR, lambda _: None)
 
 
+CRASHES = {
+    "sglang-backend-extend-shared-layer": (AttributeError, "'NoneType' object has no attribute 'contiguous'"),
+    "sglang-backend-narrow-values": (AssertionError, "K/V must share token-major shape"),
+}
+
+
+@pytest.mark.parametrize(
+    ("entry", "target"),
+    [pytest.param(d, target, id=target) for d in LEDGER if d.id in CRASHES for target in d.targets],
+)
+def test_what_is_raised_is_what_the_entry_says(entry: Defect, target: str) -> None:
+    error, told = CRASHES[entry.id]
+    with pytest.raises(error, match=told):
+        execute(runnable(target), entry.case, Poison.POSITIVE, Engine.EMULATOR, lambda _: None)
+    # Not where the entry says that it does not happen.
+    other = {"context_lens": (9,)} if "shared" in entry.id else {"v_head_dim": entry.case.head_dim}
+    execute(runnable(target), replace(entry.case, **other), Poison.POSITIVE, Engine.EMULATOR, lambda _: None)
+
+
+def test_requests_with_different_numbers_of_drafts_are_refused() -> None:
+    declaration = runnable("sglang.backend.verify_5d")
+    (entry,) = (d for d in LEDGER if d.targets == (declaration.name,))
+    case = replace(entry.case, context_lens=(9, 9), query_lens=(2, 3))
+    with pytest.raises(ValueError, match=r"q_indptr: \[2, 3\] drafts; allowed: as many of each request"):
+        execute(declaration, case, Poison.POSITIVE, Engine.EMULATOR, lambda _: None)
+
+
+@pytest.mark.parametrize(("queries", "told"), [(1, False), (3, False), (1, True), (3, True)])
+def test_drafts_are_verified_rightly_once_the_kernel_is_told_of_the_layout(
+    queries: int, told: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    declaration = runnable("sglang.backend.verify_5d")
+    caches: dict[str, Tensor] = {}
+
+    def function(k_cache: Tensor, v_cache: Tensor, **given: Any) -> Any:
+        caches.update(k=k_cache, v=v_cache)
+        return declaration.function(k_cache=k_cache, v_cache=v_cache, **given)
+
+    def shuffled(**given: Any) -> None:
+        unified_attention(**(given | caches | {"shuffled_kv_cache": True} if told else given))
+
+    monkeypatch.setattr(loading.portable().backend, "unified_attention", shuffled)
+    (entry,) = (d for d in LEDGER if d.targets == (declaration.name,))
+    case = replace(entry.case, context_lens=(20, 7), query_lens=(queries,) * 2, num_kv_heads=2)
+    result = check_case(replace(declaration, function=function), case, Engine.EMULATOR, lambda _: None)
+    assert result.verdict is (Verdict.PASS if told else Verdict.FAIL), result.failures
+    assert {f.check for f in result.failures} <= set(entry.checks)
+
+
 @pytest.mark.parametrize(("blame", "verdict"), [(0.0, Verdict.PASS), (0.05, Verdict.FAIL)])
 def test_a_result_that_depends_on_how_a_prompt_is_cut_fails(blame: float, verdict: Verdict) -> None:
     declaration = runnable("sglang.backend.extend_5d")
@@ -200,6 +251,7 @@ def test_the_two_steps_of_a_prompt_are_its_tokens() -> None:
         rows += own
     assert rows == list(range(9))
     assert chunks(backend_case(context_lens=(3,), query_lens=(1,))) == []
+    assert chunks(replace(case, causal=False)) == []
 
 
 SEEDS = {

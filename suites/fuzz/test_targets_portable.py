@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from itertools import islice
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -39,6 +40,13 @@ def checked(declaration: Declaration, case: Case) -> CaseResult:
 
 def planned(declaration: Declaration, count: int, seed: int = 0) -> list[Case]:
     return list(islice(Plan(Space(declaration), seed), count))
+
+
+def test_the_portable_kernels_can_be_read_in_one_sitting() -> None:
+    folder = Path(targets.__file__).parent
+    assert (
+        sum(len((folder / f"{name}.py").read_text().splitlines()) for name in ("attention", "kernels", "merge")) < 500
+    )
 
 
 @pytest.mark.parametrize("name", TARGETS)

@@ -102,6 +102,7 @@ def test_right_steps_hold_over_a_used_pool(function: Step, changes: dict[str, An
 def test_who_is_asked() -> None:
     assert in_session(serving())
     assert not in_session(serving(seed=4))
+    assert not in_session(serving(causal=False))
     assert not in_session(serving(window=20, slot_map="holes"))
     extend, decode, alone = (declared(f) for f in (targets.extend, targets.decode, targets.decode_plain))
     assert extender(extend) is extend

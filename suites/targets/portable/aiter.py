@@ -1,8 +1,9 @@
-"""aiter's two functions for attention over a SHUFFLE 5D pool, as their documentation has them, over our kernels.
+"""aiter's functions that sglang's backend calls over a SHUFFLE 5D pool, as aiter documents them, over our kernels.
 
-Signatures, defaults and contracts are those of aiter's ``ops/mha.py`` and ``ops/triton/gluon/pa_decode_gluon.py``; a
-test compares the signatures with a source tree. What the contract leaves open is refused, never guessed, apart from
-``sliding_window`` of ``pa_decode_gluon``: it is W keys, the query's own among them, as its caller's name for it says.
+Signatures, defaults and contracts are those of aiter's ``ops/mha.py``, ``ops/triton/gluon/pa_decode_gluon.py`` and
+``ops/triton/attention/unified_attention.py``; a test compares the signatures with a source tree. What the contract
+leaves open is refused, never guessed, apart from ``sliding_window`` of ``pa_decode_gluon``: it is W keys, the query's
+own among them, as its caller's name for it says.
 """
 
 from __future__ import annotations
@@ -248,6 +249,74 @@ def pa_decode_gluon(
     )
 
 
+def unified_attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    out: Tensor,
+    cu_seqlens_q: Tensor,
+    max_seqlen_q: int,
+    seqused_k: Tensor,
+    max_seqlen_k: int,
+    softmax_scale: float,
+    causal: bool,
+    window_size: tuple[int, int],
+    block_table: Tensor,
+    softcap: float,
+    q_descale: Tensor | None,
+    k_descale: Tensor | None,
+    v_descale: Tensor | None,
+    q_scales: Tensor | None = None,
+    alibi_slopes: Tensor | None = None,
+    output_scale: Tensor | None = None,
+    qq_bias: Tensor | None = None,
+    sinks: Tensor | None = None,
+    shuffled_kv_cache: bool = False,
+    skip_reduce: bool = False,
+) -> None:
+    """Ragged causal queries over pages, into ``out``. ``seqused_k`` count the queries' own keys.
+
+    Pages are [pages, page size, heads, dim], in SHUFFLE 5D only where ``shuffled_kv_cache`` says so. Of the window
+    the left side counts, -1 for no limit. Raises ``ArgumentError`` before anything is launched.
+    """
+    refused = {"q_descale": q_descale, "q_scales": q_scales, "alibi_slopes": alibi_slopes}
+    refused |= {"output_scale": output_scale, "qq_bias": qq_bias}
+    _refuse({name: (given, None) for name, given in refused.items()})
+    _refuse({"causal": (causal, True), "skip_reduce": (skip_reduce, False)})
+    fp8 = k.dtype.itemsize == 1
+    descales = {"k_descale": k_descale if fp8 else None, "v_descale": v_descale if fp8 else None}
+    if shuffled_kv_cache:
+        check_shuffle_5d(k, v, q.shape[-1])
+        check_table(block_table, seqused_k, k.shape[3], k.shape[0], "block_table")
+        keys = Keys(k=k, v=v, index=block_table, counts=seqused_k, **descales)
+    else:
+        dims, layout = f"{k.dim()} and {v.dim()} dimensions", "4: [pages, page size, heads, dim]"
+        require(k.dim() == v.dim() == 4, "k, v", dims, layout)
+        require(k.shape[-1] == q.shape[-1], "k", f"head dim {k.shape[-1]}", f"the query's, {q.shape[-1]}")
+        counts, slots = _by_table(k, block_table, seqused_k, k.shape[1], len(cu_seqlens_q))
+        keys = Keys(
+            k=k.flatten(0, 1),
+            v=v.flatten(0, 1),
+            index=slots.to(torch.int32),
+            starts=(counts.cumsum(0) - counts).to(torch.int32),
+            counts=counts.to(torch.int32),
+            **descales,
+        )
+    heads = keys.k.shape[1]
+    require(q.shape[1] % heads == 0, "q", f"{q.shape[1]} heads", f"a multiple of k's {heads}")
+    attention(
+        q,
+        cu_seqlens_q,
+        keys.counts,
+        [keys],
+        scale=softmax_scale,
+        window=None if window_size[0] < 0 else window_size[0] + 1,
+        sinks=None if sinks is None else sinks.float(),
+        soft_cap=softcap or None,
+        out=out,
+    )
+
+
 def _refuse(plain: dict[str, tuple[Any, Any]]) -> None:
     """Raises ``ArgumentError`` for an argument that is not the plain one: ours do not do what it asks for."""
     for name, (given, only) in plain.items():
@@ -255,6 +324,6 @@ def _refuse(plain: dict[str, tuple[Any, Any]]) -> None:
         require(same, name, "given" if only is None else given, f"{only}: more is not done here")
 
 
-for _function in (get_recommended_splits, mha_batch_prefill_func, pa_decode_gluon):
+for _function in (get_recommended_splits, mha_batch_prefill_func, pa_decode_gluon, unified_attention):
     # Reproducer scripts, which have none of us, carry these.
     _function.standalone = Path(__file__).with_name("plain_aiter.py")

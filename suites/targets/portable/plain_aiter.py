@@ -91,6 +91,41 @@ def _rows(x: Tensor, rows: Tensor) -> Tensor:
     return (x if x.element_size() > 1 else x.float())[rows]
 
 
+def unified_attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    out: Tensor,
+    cu_seqlens_q: Tensor,
+    max_seqlen_q: int,
+    seqused_k: Tensor,
+    max_seqlen_k: int,
+    softmax_scale: float,
+    causal: bool,
+    window_size: tuple[int, int],
+    block_table: Tensor,
+    softcap: float,
+    q_descale: Tensor | None,
+    k_descale: Tensor | None,
+    v_descale: Tensor | None,
+    *,
+    sinks: Tensor | None = None,
+    shuffled_kv_cache: bool = False,
+    **_: Any,
+) -> None:
+    """Ragged causal queries, into ``out``, over pages [pages, page size, heads, dim]."""
+    if shuffled_kv_cache:
+        k, v = k.permute(0, 3, 1, 2, 4).flatten(3), v.permute(0, 2, 4, 1, 3).flatten(1, 2)
+    rows, scale = cu_seqlens_q.tolist(), softmax_scale * _factor(k_descale, k)
+    window = None if window_size[0] < 0 else window_size[0] + 1
+    for request, length in enumerate(seqused_k.tolist()):
+        pages = block_table[request, : -(-length // k.shape[1])].long()
+        keys, values = (_rows(x, pages).flatten(0, 1)[:length] for x in (k, v))
+        at = slice(rows[request], rows[request + 1])
+        part = _attended(q[at], keys, values, scale, causal, window, sinks, softcap)
+        out[at] = (part * _factor(v_descale, v)).to(out.dtype)
+
+
 def pa_decode_gluon(
     output: Tensor,
     query: Tensor,

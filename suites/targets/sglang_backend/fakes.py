@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from suites.targets.sglang_backend.loading import Modules
+from suites.targets.sglang_backend.loading import AttentionType, Modules
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -28,6 +28,7 @@ class Layer:
     sliding_window_size: int
     k_scale: Tensor | None
     v_scale: Tensor | None
+    attn_type: AttentionType = AttentionType.DECODER
     layer_id: int = 0
     is_cross_attention: bool = False
 
@@ -44,9 +45,10 @@ class Layer:
 
 @dataclass(frozen=True)
 class Mode:
-    """As ``ForwardMode``: a step that decodes, or one that extends."""
+    """As ``ForwardMode``: a step that decodes, or one that extends, perhaps by drafted tokens that it verifies."""
 
     decodes: bool
+    verifies: bool = False
 
     def is_decode_or_idle(self) -> bool:
         """Whether each request has one query and the batch no prompts."""
@@ -61,10 +63,19 @@ class Mode:
         return False
 
     def is_target_verify(self) -> bool:
-        """No speculative decoding here."""
+        """Whether each request has the same number of drafted tokens, after those that its length counts."""
+        return self.verifies
+
+    def is_draft_extend_v2(self) -> bool:
+        """No model drafts here."""
         return False
 
-    is_draft_extend_v2 = is_target_verify
+
+@dataclass(frozen=True)
+class Drafts:
+    """As ``EagleVerifyInput`` of a chain of drafted tokens."""
+
+    draft_token_num: int
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -76,7 +87,7 @@ class Batch:
     extend_seq_lens: Tensor
     out_cache_loc: Tensor
     out_cache_loc_is_physical: bool = False
-    spec_info: None = None
+    spec_info: Drafts | None = None
     kv_loc_plan: None = None
     encoder_lens: None = None
     attn_attend_prefix_cache: bool = False
@@ -95,6 +106,11 @@ class Batch:
     def seq_lens_cpu(self) -> Tensor:
         """The lengths, on the CPU."""
         return self.seq_lens.cpu()
+
+    @property
+    def input_ids(self) -> Tensor:
+        """As long as the new tokens."""
+        return self.out_cache_loc
 
     @property
     def seq_lens_sum(self) -> int:
@@ -184,12 +200,16 @@ class Backend:
     k_scale: Tensor
     v_scale: Tensor
     device: torch.device
+    max_context_len: int
+    num_draft_tokens: int | None
     use_triton_unified_attention: bool
     """Set by a hybrid pool, or by the variable SGLANG_USE_AITER_UNIFIED_ATTN."""
     decode_uses_page_table: bool = True
     """In later versions a pool in SHUFFLE 5D is enough for page tables."""
     _kv_indices_scratch: None = None
-    _use_unified_verify: bool = False
+    _use_unified_verify: bool = True
+    """Where drafted tokens are a chain and page tables are made."""
+    skip_prefill: bool = True
     use_mla: bool = False
     is_multimodal: bool = False
     kv_cache_is_vectorized_5d: bool = True
@@ -226,9 +246,10 @@ def backend_of(
     input_dtype: torch.dtype,
     *,
     unified: bool,
+    drafts: int | None = None,
 ) -> Any:
     """sglang's backend before a step. ``slot_map``: there are two pools, and the caches are of the layer's kind;
-    ``unified``: the variable SGLANG_USE_AITER_UNIFIED_ATTN is set.
+    ``unified``: the variable SGLANG_USE_AITER_UNIFIED_ATTN is set; ``drafts``: how many tokens a request verifies.
     """
     device, requests = k_cache.device, len(req_to_token)
     pool = made(modules.pool.MHATokenToKVPool, Pool.of(modules, k_cache, v_cache))
@@ -266,5 +287,7 @@ def backend_of(
         k_scale=torch.ones(1, dtype=torch.float32, device=device),
         v_scale=torch.ones(1, dtype=torch.float32, device=device),
         device=device,
+        max_context_len=req_to_token.shape[1],
+        num_draft_tokens=drafts,
     )
     return made(modules.backend.AiterAttnBackend, state)

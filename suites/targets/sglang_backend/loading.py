@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from enum import Enum
 from functools import cache, partial
 from types import ModuleType
 from typing import Any
@@ -27,11 +28,18 @@ INDICES = (
 )
 """Where these live: up to 0.5.16, in 0.5.23, and in between."""
 
+PAGE_TABLES = (
+    "srt/layers/attention/triton_ops/aiter_unified_attention.py",
+    "kernels/ops/attention/aiter_unified_page_table.py",
+    "kernels/ops/kvcache/aiter_unified_attention.py",
+)
+"""The kernel that makes the page tables of drafted tokens, in the same versions."""
+
 POOL = ("srt/mem_cache/memory_pool.py",)
 SUB_POOL = ("srt/mem_cache/swa_memory_pool.py",)
 STEPS = ("srt/layers/attention/aiter_utils.py",)
 BACKEND = ("srt/layers/attention/aiter_backend.py",)
-FILES = (CACHE, INDICES, POOL, SUB_POOL, STEPS, BACKEND)
+FILES = (CACHE, INDICES, PAGE_TABLES, POOL, SUB_POOL, STEPS, BACKEND)
 
 FP8 = {"gfx942": torch.float8_e4m3fnuz, "gfx950": torch.float8_e4m3fn}
 """sglang's fp8, by the GPU that it finds."""
@@ -50,6 +58,14 @@ class _Environment:
 
     def __getattr__(self, name: str) -> _Off:
         return _Off()
+
+
+class AttentionType(Enum):
+    """Of a layer: as sglang's, whose file needs the serving stack."""
+
+    DECODER = "decoder"
+    DECODER_BIDIRECTIONAL = "decoder_bidirectional"
+    ENCODER_ONLY = "encoder_only"
 
 
 class _Unquantised:
@@ -104,6 +120,7 @@ def _machine(arch: str = "gfx950") -> sglang_wheel.Given:
         "sglang.srt.utils": utils,
         "sglang.jit_kernel.utils": {"is_arch_support_pdl": _no},
         "sglang.srt.environ": {"envs": _Environment()},
+        "sglang.srt.layers.radix_attention": {"AttentionType": AttentionType},
         "sglang.srt.layers.quantization.fp8_kernel": fp8,
         "sglang.kernels.ops.quantization.fp8_kernel": fp8,
         "sglang.srt.utils.async_probe": {"maybe_detect_oob": _ignore},
@@ -122,6 +139,12 @@ def cache_kernels() -> ModuleType:
 def index_kernels() -> ModuleType:
     """The file of the kernels that list a batch's slots."""
     return sglang_wheel.load(INDICES, _machine())
+
+
+@KernelLoader
+def page_table_kernels() -> ModuleType:
+    """The file of the kernel that makes page tables."""
+    return sglang_wheel.load(PAGE_TABLES, _machine())
 
 
 @cache
@@ -146,6 +169,7 @@ def installed_aiter() -> Modules:
 def _beneath(splits: Callable[..., int], decode: Callable[..., None]) -> sglang_wheel.Given:
     return {
         "aiter": {"mha_batch_prefill_func": aiter.mha_batch_prefill_func},
+        "aiter.ops.triton.attention.unified_attention": {"unified_attention": aiter.unified_attention},
         "aiter.ops.triton.gluon.pa_decode_gluon": {"get_recommended_splits": splits, "pa_decode_gluon": decode},
     }
 
@@ -160,6 +184,7 @@ def _load(beneath: sglang_wheel.Given, arch: str) -> Modules:
     # Up to 0.5.16 the cache kernels' file passes the index kernels on; as it was loaded alone, it has placeholders.
     found = vars(cache_kernels()) | vars(index_kernels())
     given |= dict.fromkeys((*_names(CACHE), *_names(INDICES)), found)
+    given |= dict.fromkeys(_names(PAGE_TABLES), vars(page_table_kernels()))
     loaded = []
     for files in (POOL, SUB_POOL, STEPS, BACKEND):
         module = sglang_wheel.load(files, given)

@@ -17,11 +17,13 @@ from oracle import Convention, Precision, Supports, declare
 from oracle.convention import DefaultScale, Descales, Fp8Flavour, Granularity, SinkUnits, Window, WindowMeaning
 from oracle.kinds import Engine, IndexForm, KVLayout
 from suites.targets import aiter_pa_decode, aiter_prefill
+from suites.targets.arguments import require
 from suites.targets.checked import checked
 from suites.targets.portable.aiter import MOST_SPLITS
 from suites.targets.portable.targets import PRECISION as PORTABLE
 from suites.targets.portable.targets import kernels as kernels  # the compile gate looks for it here
 from suites.targets.sglang_backend import fakes, loading
+from suites.targets.sglang_backend.loading import AttentionType
 from suites.targets.sglang_backend.loading import cache_kernels as cache_kernels
 from suites.targets.sglang_backend.loading import index_kernels as index_kernels
 from suites.targets.source_trees import other_arch
@@ -83,13 +85,23 @@ def _step(
     slots: Tensor,
     slot_map: Tensor | None,
     *,
+    causal: bool,
     scale: float,
     window: int,
     sinks: Tensor | None,
     soft_cap: float | None,
     k_descale: Tensor | None,
     v_descale: Tensor | None,
+    shares: bool = False,
+    verifies: bool = False,
+    replays: bool = False,
 ) -> Tensor:
+    """A step, of one kind or the other; ``verifies``: the new tokens are drafts, as many of each request.
+
+    ``replays``: it was captured as a graph, for contexts of one token, and is replayed.
+
+    ``shares``: of two layers that share their keys and values, the second: the first has stored them.
+    """
     layer = fakes.Layer(
         tp_q_head_num=q.shape[1],
         tp_k_head_num=k.shape[1],
@@ -100,6 +112,7 @@ def _step(
         sliding_window_size=window,
         k_scale=k_descale,
         v_scale=v_descale,
+        attn_type=AttentionType.DECODER if causal else AttentionType.ENCODER_ONLY,
     )
     queries = q_indptr[1:] - q_indptr[:-1]
     position = torch.arange(int(lengths.max()), device=q.device)
@@ -107,18 +120,40 @@ def _step(
     req_to_token = torch.zeros(listed.shape, dtype=torch.int32, device=q.device)
     req_to_token[listed] = slots.to(torch.int32)
     new = listed & (position >= (lengths - queries)[:, None])
+    drafts = int(queries[0]) if verifies else None
+    if drafts is not None:
+        require(bool((queries == drafts).all()), "q_indptr", f"{queries.tolist()} drafts", "as many of each request")
     batch = fakes.Batch(
-        forward_mode=fakes.Mode(decodes),
-        seq_lens=lengths,
+        forward_mode=fakes.Mode(decodes, verifies),
+        # Drafted tokens are not counted before they are accepted.
+        seq_lens=lengths - queries if verifies else lengths,
         extend_seq_lens=queries,
         out_cache_loc=req_to_token[new].long(),
+        spec_info=fakes.Drafts(drafts) if drafts else None,
     )
-    backend = fakes.backend_of(modules, k_cache, v_cache, req_to_token, slot_map, layer, q.dtype, unified=unified)
+    backend = fakes.backend_of(
+        modules, k_cache, v_cache, req_to_token, slot_map, layer, q.dtype, unified=unified, drafts=drafts
+    )
     with modules.importing():
-        backend.init_forward_metadata(batch)
+        if replays:
+            _replay(backend, batch)
+        else:
+            backend.init_forward_metadata(batch)
         forward = backend.forward_decode if decodes else backend.forward_extend
         out: Tensor = forward(q, k, v, layer, batch, True, sinks=sinks)
+        if shares:
+            out = forward(q, None, None, layer, batch, False, sinks=sinks)
     return out.view(q.shape[0], q.shape[1], v.shape[2])
+
+
+def _replay(backend: Any, batch: fakes.Batch) -> None:
+    """Lists for ``batch`` in the buffers of a captured graph, whose kernels have the arguments of the capture."""
+    backend.init_cuda_graph_state(batch.batch_size, batch.batch_size)
+    shortest = replace(batch, seq_lens=torch.ones_like(batch.seq_lens))
+    backend.init_forward_metadata_out_graph(shortest, in_capture=True)
+    captured = backend.forward_metadata
+    backend.init_forward_metadata_out_graph(batch)
+    backend.forward_metadata = captured
 
 
 @declare.backend(
@@ -163,6 +198,116 @@ def decode(*tensors: Tensor, **options: Any) -> Tensor:
 def decode_plain(*tensors: Tensor, **options: Any) -> Tensor:
     """The same for a model without layers with a sub-pool, and without SGLANG_USE_AITER_UNIFIED_ATTN."""
     return _step(loading.portable(), True, False, *tensors, **options)
+
+
+# The same paths with one thing added, without the arguments that the targets above show to be dropped.
+EXTEND_MORE = replace(EXTEND, features=EXTEND.features - {"custom_scale"})
+DECODE_MORE = replace(DECODE, features=DECODE.features - {"soft_cap", "window"})
+
+
+@declare.backend(
+    name="sglang.backend.extend_5d.shared_layer",
+    convention=CONVENTION,
+    precision=PRECISION,
+    supports=EXTEND_MORE,
+    unavailable=loading.missing,
+    runs=RUNS_EXTEND,
+)
+@checked(CONVENTION)
+def extend_shared(*tensors: Tensor, **options: Any) -> Tensor:
+    """The same for a layer that shares keys and values with an earlier one: they are in the pool, and not given."""
+    return _step(loading.portable(), False, True, *tensors, **options, shares=True)
+
+
+@declare.backend(
+    name="sglang.backend.decode_5d.shared_layer",
+    convention=CONVENTION,
+    precision=PRECISION,
+    supports=DECODE_MORE,
+    unavailable=loading.missing,
+    runs=RUNS_DECODE,
+)
+@checked(CONVENTION)
+def decode_shared(*tensors: Tensor, **options: Any) -> Tensor:
+    """One new token of each request, in a layer that shares keys and values with an earlier one."""
+    return _step(loading.portable(), True, True, *tensors, **options, shares=True)
+
+
+ENCODER = replace(EXTEND, features=EXTEND_MORE.features - {"window", "slot_map"} | {"non_causal"})
+
+
+@declare.backend(
+    name="sglang.backend.extend_5d.encoder",
+    convention=CONVENTION,
+    precision=PRECISION,
+    supports=ENCODER,
+    unavailable=loading.missing,
+    runs=RUNS_EXTEND,
+)
+@checked(CONVENTION)
+def extend_encoder(*tensors: Tensor, **options: Any) -> Tensor:
+    """New tokens of each request, in a layer where they see those after them too if its ``attn_type`` says so."""
+    return extend(*tensors, **options)
+
+
+@declare.backend(
+    name="sglang.backend.decode_5d.graph",
+    convention=CONVENTION,
+    precision=PRECISION,
+    supports=DECODE,
+    unavailable=loading.missing,
+    runs=("sglang init_forward_metadata_out_graph", *RUNS_DECODE[1:]),
+)
+@checked(CONVENTION)
+def decode_graph(*tensors: Tensor, **options: Any) -> Tensor:
+    """One new token of each request, as a captured graph takes it: with page tables of its own."""
+    return _step(loading.portable(), True, True, *tensors, **options, replays=True)
+
+
+@declare.backend(
+    name="sglang.backend.verify_5d",
+    convention=CONVENTION,
+    precision=PRECISION,
+    supports=replace(EXTEND_MORE, max_query_len=4, features=EXTEND_MORE.features - {"window", "slot_map"}),
+    unavailable=loading.missing,
+    runs=(*OWN, "sglang forward_extend", "portable unified_attention"),
+)
+@checked(CONVENTION)
+def verify(*tensors: Tensor, **options: Any) -> Tensor:
+    """A chain of drafted tokens of each request, as speculative decoding has them verified."""
+    return _step(loading.portable(), False, True, *tensors, **options, verifies=True)
+
+
+NARROW = {"head_dims": (128,), "v_head_dims": (64,)}
+"""Values of fewer dimensions than keys: the pool's constructor takes them."""
+
+
+@declare.backend(
+    name="sglang.backend.extend_5d.narrow_values",
+    convention=CONVENTION,
+    precision=PRECISION,
+    supports=replace(EXTEND_MORE, **NARROW),
+    unavailable=loading.missing,
+    runs=RUNS_EXTEND,
+)
+@checked(CONVENTION)
+def extend_narrow(*tensors: Tensor, **options: Any) -> Tensor:
+    """New tokens of each request, in a model whose values have fewer dimensions than its keys."""
+    return extend(*tensors, **options)
+
+
+@declare.backend(
+    name="sglang.backend.decode_5d.narrow_values",
+    convention=CONVENTION,
+    precision=PRECISION,
+    supports=replace(DECODE_MORE, **NARROW),
+    unavailable=loading.missing,
+    runs=RUNS_DECODE,
+)
+@checked(CONVENTION)
+def decode_narrow(*tensors: Tensor, **options: Any) -> Tensor:
+    """One new token of each request, in such a model."""
+    return decode(*tensors, **options)
 
 
 @declare.backend(
