@@ -32,6 +32,7 @@ class Kind(StrEnum):
     INFINITE = "empty states whose log-sum-exp is +inf"
     NOT_A_NUMBER = "empty states whose log-sum-exp is NaN"
     VIEWS = "outputs and log-sum-exps that are views, heads first"
+    SHARED = "log-sum-exps that all heads of a row share, of stride 0"
     UNEVEN = "heads that the ranks cannot share evenly"
 
 
@@ -40,6 +41,7 @@ STATES = {
     Kind.EMPTY_NAN: States.EMPTY_NAN,
     Kind.ALL_EMPTY: States.ALL_EMPTY,
     Kind.VIEWS: States.FULL,
+    Kind.SHARED: States.FULL,
     Kind.UNEVEN: States.FULL,
 }
 """Those of the other kinds are some of them empty."""
@@ -65,6 +67,9 @@ def states(kind: Kind, case: Case, device: str) -> Given:
         return Given(outs, lses.masked_fill(lses == -torch.inf, SPECIAL[kind]), lses)
     if kind is Kind.VIEWS:
         return Given(_heads_first(outs), _heads_first(lses), lses)
+    if kind is Kind.SHARED:
+        shared = lses[..., :1].expand_as(lses)
+        return Given(outs, shared, shared)
     return Given(outs, lses, lses)
 
 
@@ -136,18 +141,19 @@ def _path(name: str, function: Callable[..., object], promised: frozenset[Kind],
     return Path(name, declaration, promised, tried, merge, merge is not None or declaration.name in _REPEATED)
 
 
-_KERNELS = _USUAL | _READ_AS_EMPTY | {Kind.VIEWS}
+_VIEWS = frozenset({Kind.VIEWS, Kind.SHARED})
+_KERNELS = _USUAL | _READ_AS_EMPTY | _VIEWS
 """The kernels' comments say that NaN and +inf read as -inf; they take strides."""
 
 PATHS = (
     _path("reduce-scatter, base 2", sglang_dcp_comm.reduce_scatter, _KERNELS, frozenset(Kind)),
     _path("reduce-scatter, natural", sglang_dcp_comm.natural_reduce_scatter, _KERNELS, frozenset(Kind)),
-    _path("all-reduce, natural", sglang_dcp_comm.all_reduce, _USUAL | {Kind.EMPTY_NAN, Kind.VIEWS}, frozenset(Kind)),
+    _path("all-reduce, natural", sglang_dcp_comm.all_reduce, _USUAL | _VIEWS | {Kind.EMPTY_NAN}, frozenset(Kind)),
     _path("all-to-all, natural", sglang_dcp_comm.all_to_all, _KERNELS, frozenset(Kind)),
     _path("all-to-all, base 2", sglang_dcp_comm.base_two_all_to_all, _KERNELS, frozenset(Kind)),
     _path("correct_attn_out, all ranks' sums", sglang_dcp.correct_attn_out, _KERNELS, _ALONE),
     _path("merge_state, a chain", sglang_merge_state.merge_state_chain, _USUAL | {Kind.INFINITE}, _ALONE),
     _path("merge_state, a tree", sglang_merge_state.merge_state_tree, _USUAL | {Kind.INFINITE}, _ALONE),
     _path("splits of Triton decode", sglang_merge_splits.merge_splits, frozenset({Kind.FULL}), frozenset({Kind.FULL})),
-    _path("our portable kernels' splits", portable.merge, _USUAL | {Kind.VIEWS}, _USUAL | {Kind.VIEWS}),
+    _path("our portable kernels' splits", portable.merge, _USUAL | _VIEWS, _USUAL | _VIEWS),
 )
