@@ -22,7 +22,7 @@ FILES = ("srt/mem_cache/triton_ops/mla_buffer.py", "kernels/ops/kvcache/mla_buff
 RANKS, RANK = 3, 1
 
 CONVENTION = Convention(
-    source="docstring of set_mla_kv_buffer_dcp_sharded_triton: of widened slots a rank selects its own and collapses them",
+    source="docstring of set_mla_kv_buffer_dcp_sharded_triton: of widened slots a rank selects its own, and collapses",
     kv_layout=KVLayout.LINEAR,
     index_form=IndexForm.SLOT_LIST,
     index_dtypes=("int64", "int32"),
