@@ -6,6 +6,8 @@ is another rank's. Slots of rank 0 are no case: later versions take its slot 0 f
 
 from __future__ import annotations
 
+from dataclasses import replace
+from functools import partial
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
@@ -13,10 +15,11 @@ import torch
 from torch import Tensor
 
 from fuzz.engine.loader import KernelLoader, scoped_imports
+from fuzz.versions import installed
 from oracle import Convention, Supports, declare
 from oracle.kinds import Engine, IndexForm, KVLayout
 from oracle.precision import EXACT_COPY
-from suites.targets import sglang_wheel
+from suites.targets import sglang_dcp_backend, sglang_dcp_modules, sglang_wheel
 
 FILES = ("srt/mem_cache/triton_ops/mla_buffer.py", "kernels/ops/kvcache/mla_buffer.py")
 RANKS, RANK = 3, 1
@@ -112,3 +115,53 @@ def write_without_positions(
     """Keys and values alike are latent keys of a model without positions, each in a pool of its own."""
     for pool, latent in ((k_cache, key), (v_cache, value)):
         _store(pool, widened(slots, len(pool)), latent, latent[..., :0])
+
+
+POOL = ("srt/mem_cache/memory_pool.py",)
+
+
+@KernelLoader
+def _pool() -> ModuleType:
+    no = partial(bool, False)
+    here = {"is_cuda": no, "is_hip": no, "is_npu": no, "is_cpu": no, "cpu_has_amx_support": no}
+    told = {
+        **_given(),
+        "sglang.srt.environ": {"envs": sglang_dcp_backend.environment(SGLANG_USE_AITER=False)},
+        "sglang.srt.layers.quantization.fp8_kernel": {"is_fp8_fnuz": no},
+        "sglang.srt.utils": here,
+        "sglang.srt.utils.async_probe": {"maybe_detect_oob": lambda *what: None},
+    }
+    return sglang_wheel.load(POOL, told)
+
+
+def _pool_unavailable(engine: Engine) -> str | None:
+    if sglang_dcp_modules.later():
+        return f"set_kv_buffer of sglang {installed('sglang')}'s latent pool refuses several ranks: AssertionError"
+    return sglang_wheel.missing(POOL, engine)
+
+
+@declare.kv_write(
+    name="sglang.dcp.write_latent.whole_rows",
+    convention=replace(CONVENTION, source="set_mla_kv_buffer_kernel, which takes the same slots to the same pool"),
+    precision=EXACT_COPY,
+    supports=replace(SUPPORTS, dtypes=("bf16", "fp16")),
+    unavailable=_pool_unavailable,
+)
+def write_whole_rows(
+    key: Tensor, value: Tensor, k_cache: Tensor, v_cache: Tensor, slots: Tensor, *, slot_map: Tensor | None
+) -> None:
+    """Both parts at once, by ``MLATokenToKVPool.set_kv_buffer``."""
+    rows = torch.cat([k_cache, v_cache], -1)
+    pool = SimpleNamespace(
+        size=len(rows),
+        page_size=1,
+        dtype=rows.dtype,
+        store_dtype=rows.dtype,
+        start_layer=0,
+        kv_buffer=[rows],
+        dsa_kv_cache_store_fp8=False,
+    )
+    layer, loc = SimpleNamespace(layer_id=0), widened(slots, len(rows))
+    _pool().MLATokenToKVPool.set_kv_buffer(pool, layer, loc, torch.cat([key, value], -1), None)
+    k_cache.copy_(rows[..., : k_cache.shape[-1]])
+    v_cache.copy_(rows[..., k_cache.shape[-1] :])
