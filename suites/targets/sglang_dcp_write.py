@@ -32,7 +32,7 @@ CONVENTION = Convention(
 )
 SUPPORTS = Supports(
     dtypes=("bf16", "fp16", "uint8"),
-    head_dims=(512, 64),
+    head_dims=(512, 128),
     v_head_dims=(64, 16),
     page_sizes=(16, 64),
     num_kv_heads=(1,),
