@@ -237,6 +237,15 @@ def gpu_diff(session: nox.Session) -> None:
 
 
 @nox.session
+def dcp(session: nox.Session) -> None:
+    """Decode context parallel, all of it in under four minutes on two cores: its tests, then its differential tests."""
+    box = prepare(session, *DEV)
+    workers = ["-n", "2"] if box.python.xdist else []
+    box.run("-m", "pytest", *workers, "-m", "dcp and not slow", OMP_NUM_THREADS="1")
+    box.run("-m", "suites.gpu_diff", "sglang.dcp*", "sglang.merge*", "portable.merge", "--time", "3m", *session.posargs)
+
+
+@nox.session
 def fuzz(session: nox.Session) -> None:
     """A campaign of ten minutes, or as the arguments after -- say."""
     prepare(session).attn_oracle("fuzz", *(session.posargs or ["--time", "10m"]))

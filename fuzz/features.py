@@ -30,8 +30,17 @@ LENGTHS: dict[str, Callable[[Case], int | None]] = {
     "window-1": lambda case: None if case.window is None else case.window - 1,
     "window": lambda case: case.window,
     "window+1": lambda case: None if case.window is None else case.window + 1,
+    "ranks-1": lambda case: case.parts - 1,
+    "ranks": lambda case: case.parts,
+    "ranks+1": lambda case: case.parts + 1,
+    "round-1": lambda case: case.parts * case.page_size - 1,
+    "round": lambda case: case.parts * case.page_size,
+    "round+1": lambda case: case.parts * case.page_size + 1,
 }
-"""Boundary classes of a context length."""
+"""Boundary classes of a context length. A round is one page of every rank."""
+
+OF_RANKS = ("ranks-1", "ranks", "ranks+1", "round-1", "round", "round+1")
+"""Those that say something where positions are shared among ranks."""
 
 
 def labels(case: Case) -> set[Feature]:

@@ -14,7 +14,7 @@ from itertools import combinations
 from typing import Protocol, TypeVar
 
 from fuzz.case import MAX_TOKENS, Case, Placement, Pool, Prefix, Probe, Sink, Skip, SlotMap, States
-from fuzz.features import LENGTHS, PARTITION, Feature, labels
+from fuzz.features import LENGTHS, OF_RANKS, PARTITION, Feature, labels
 from fuzz.probes import DESIGNS, PLAIN, unfit
 from oracle.convention import Granularity, SinkUnits, WindowMeaning
 from oracle.declare import Declaration
@@ -91,6 +91,8 @@ class Space:
         supports, convention = self.declaration.supports, self.declaration.convention
         features = supports.features
         lengths = [n for n in LENGTHS if not n.startswith("window") or "window" in features]
+        if self.declaration.operation is not Operation.INDEX_BUILD:
+            lengths = [n for n in lengths if n not in OF_RANKS]
         if self.declaration.operation is Operation.LSE_MERGE:
             # Rows to merge know no partition of keys.
             lengths = [n for n in lengths if not n.startswith("partition")]

@@ -21,6 +21,7 @@ from oracle.bits import bit_equal
 from oracle.budget.merge import merge_bounds
 from oracle.kinds import Engine, LseBase
 from oracle.merge import merge_states
+from oracle.rounding import round_to
 from suites.targets import ranks, sglang_dcp, sglang_dcp_modules, sglang_wheel
 
 MISSING = sglang_dcp_modules.missing(Engine.EMULATOR)
@@ -32,6 +33,7 @@ later = pytest.mark.skipif(not LATER, reason="this version of sglang has no such
 
 RANKS = st.sampled_from([2, 3, 4, 5, 8])
 FEW = settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+TRANSFORM_INDEX = ("kernels/ops/attention/dsa/transform_index.py",)
 KV_INDICES = ("srt/layers/attention/triton_ops/kv_indices.py", "kernels/ops/attention/kv_indices.py")
 
 
@@ -202,6 +204,27 @@ def test_lengths_of_a_speculative_chain(
         assert found.tolist() == [dcp.local_length(n, rank, count, interleave) for n in seen]
 
 
+@later
+@FEW
+@given(st.data(), RANKS, st.integers(1, 3), st.integers(0, 3))
+def test_sparse_page_tables_keep_a_ranks_own_slots_in_order(
+    data: st.DataObject, count: int, rows: int, gap: int
+) -> None:
+    """``transform_index_page_table_dcp``: rows of own slots, packed, then the sentinel; the table may be a view."""
+    width = data.draw(st.integers(1, 40))
+    slot = st.one_of(st.just(-1), st.integers(0, 2**31 - 1))
+    lists = data.draw(st.lists(st.lists(slot, min_size=width, max_size=width), min_size=rows, max_size=rows))
+    table = torch.full((rows, width + gap), 7, dtype=torch.int32)[:, :width]
+    table.copy_(torch.tensor(lists))
+    module = sglang_wheel.load(TRANSFORM_INDEX, {})
+    for rank in range(count):
+        found, counts = module.transform_index_page_table_dcp(table, count, rank)
+        for row, own, number in zip(lists, found.tolist(), counts.tolist(), strict=True):
+            expected = [dcp.slot_row(s, count) for s in row if s >= 0 and dcp.slot_owner(s, count) == rank]
+            assert number == len(expected)
+            assert own == expected + [-1] * (width - number)
+
+
 # --------------------------------------------------------------------- plans
 
 
@@ -359,6 +382,19 @@ def test_forms_of_the_log_sum_exp(form: str) -> None:
     assert_merged(outs, lses, corrected(outs, FORMS[form](lses)))
 
 
+@pytest.mark.parametrize("form", ["heads first", "every other", "ranks last"])
+def test_a_shared_context_keeps_the_strides_of_its_first_call(form: str) -> None:
+    """As the ledger says of its shape and dtypes: a stride of 1 is compiled in. A context of its own is right."""
+    outs, lses = (x.float() for x in states(4, 3, 5))
+    context = sglang_dcp_modules.kernels().CPTritonContext()
+    for _ in range(2):
+        assert_merged(outs, lses, sglang_dcp._corrected(outs, lses, context))
+    found = sglang_dcp._corrected(outs, FORMS[form](lses), context)
+    with pytest.raises(AssertionError):
+        assert_merged(outs, lses, found)
+    assert_merged(outs, lses, corrected(outs, FORMS[form](lses)))
+
+
 @pytest.mark.xfail(strict=True, reason="with one head [N, 1, B, 1] loses its last axis, and B is taken for the heads")
 def test_a_single_head_with_a_second_axis_of_one() -> None:
     outs, lses = (x.float() for x in states(2, 3, 1))
@@ -380,3 +416,31 @@ def test_special_log_sum_exps_of_a_rank_read_as_empty(special: float) -> None:
     lses[:, 2] = special
     read = lses.nan_to_num(nan=-torch.inf, posinf=-torch.inf, neginf=-torch.inf)
     assert_merged(outs, read, corrected(outs, lses))
+
+
+# ------------------------------------------------ buffers of an all-to-all
+
+
+@later
+@settings(FEW, max_examples=8)
+@given(st.lists(st.integers(1, 6), min_size=2, max_size=3), st.sampled_from([torch.bfloat16, torch.float32]))
+def test_buffers_of_an_all_to_all_serve_smaller_batches(rows: list[int], dtype: torch.dtype) -> None:
+    """``dcp_a2a_lse_reduce`` with buffers for the largest batch: what earlier ones left there is nobody's."""
+    count, heads, width = 2, 4, 16
+    given_ = [states(count, n, heads) for n in rows]
+
+    def work(rank: int, group: ranks.Group) -> Tensor:
+        words = 4 // dtype.itemsize
+        shape = (count, max(rows), heads // count, width + words)
+        buffers = {name: torch.full(shape, torch.nan, dtype=dtype) for name in ("send_combined", "recv_combined")}
+        comm, found = sglang_dcp_modules.comm(), []
+        for outs, lses in given_:
+            own = round_to(outs[rank].double(), dtype), lses[rank].float()
+            fresh = comm.dcp_a2a_lse_reduce(*own, group)
+            again = comm.dcp_a2a_lse_reduce(*own, group, cuda_graph_buffers=buffers)
+            found.append(torch.stack([fresh, again]))
+        return torch.cat(found, 1)
+
+    for found in ranks.stepped([partial(work, rank) for rank in range(count)]):
+        assert not found.isnan().any()
+        assert torch.equal(found[0], found[1])

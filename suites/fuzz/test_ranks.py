@@ -18,6 +18,8 @@ from suites.targets.ranks import Group, RankError, nccl_missing, over_gloo, over
 pytestmark = pytest.mark.dcp
 
 RUNS = [stepped, over_gloo]
+COUNTS = [2, 3, 4]
+"""Numbers of real processes."""
 
 
 def own(group: Group) -> Tensor:
@@ -87,17 +89,32 @@ def test_an_exception_of_one_rank_passes_through_in_one_process() -> None:
 
 
 def killed(group: Group) -> Tensor:
-    """Rank 2 is killed while the others wait for it in their second collective."""
+    """The last rank is killed while the others wait for it in their second collective."""
     first = group.all_reduce(own(group))
-    if group.rank_in_group == 2:
+    if group.rank_in_group == group.world_size - 1:
         time.sleep(0.3)
         os.kill(os.getpid(), signal.SIGKILL)
     return group.all_reduce(first)
 
 
-def test_a_rank_killed_in_mid_collective_is_named_and_nobody_is_left() -> None:
-    with pytest.raises(RankError, match=r"^rank 2 was ended by SIGKILL before it answered$"):
-        over_gloo([killed] * 3, timeout_s=20)
+@pytest.mark.parametrize("ranks", COUNTS)
+def test_a_rank_killed_in_mid_collective_is_named_and_nobody_is_left(ranks: int) -> None:
+    with pytest.raises(RankError, match=rf"^rank {ranks - 1} was ended by SIGKILL before it answered$"):
+        over_gloo([killed] * ranks, timeout_s=20)
+
+
+def stopped(group: Group) -> Tensor:
+    """The last rank is stopped, and neither ends nor goes on, while the others wait for it."""
+    first = group.all_reduce(own(group))
+    if group.rank_in_group == group.world_size - 1:
+        os.kill(os.getpid(), signal.SIGSTOP)
+    return group.all_reduce(first)
+
+
+@pytest.mark.parametrize("ranks", COUNTS)
+def test_a_rank_stopped_in_mid_collective_ends_within_the_watchdogs_time_and_nobody_is_left(ranks: int) -> None:
+    with pytest.raises(RankError, match=rf"no answer .*rank .*\b{ranks - 1} \(stopped\)$"):
+        over_gloo([stopped] * ranks, timeout_s=1.5)
 
 
 def test_a_rank_killed_in_mid_collective_of_one_process_ends_that_process() -> None:
@@ -112,35 +129,36 @@ def test_a_rank_killed_in_mid_collective_of_one_process_ends_that_process() -> N
 
 
 def leaves(file: Path, group: Group) -> Tensor:
-    """Every rank says who it is, and waits for one that never comes."""
+    """Every rank says who it is, and waits for one that never comes; the last one is stopped before."""
     with file.open("a") as out:
         out.write(f"{os.getpid()}\n")
-    return sleeps(group)
+    return stopped(group)
 
 
-def test_ranks_end_with_the_process_that_runs_them(tmp_path: Path) -> None:
+@pytest.mark.parametrize("ranks", COUNTS)
+def test_ranks_end_with_the_process_that_runs_them(ranks: int, tmp_path: Path) -> None:
     file = tmp_path / "ranks"
     file.touch()
     pid = os.fork()
     if pid == 0:
         try:
-            over_gloo([partial(leaves, file)] * 2, timeout_s=60)
+            over_gloo([partial(leaves, file)] * ranks, timeout_s=60)
         finally:
             os._exit(0)
-    while len(file.read_text().split()) < 2:
+    while len(file.read_text().split()) < ranks or not any(state(rank) == "T" for rank in file.read_text().split()):
         time.sleep(0.01)
     os.kill(pid, signal.SIGKILL)
     os.waitpid(pid, 0)
     for rank in file.read_text().split():
-        assert any(not running(rank) or time.sleep(0.01) for _ in range(1000))
+        assert any(state(rank) in "ZX" or time.sleep(0.01) for _ in range(1000))
 
 
-def running(pid: str) -> bool:
-    """Whether a process is there and has not ended: one that has may wait for somebody to bury it."""
+def state(pid: str) -> str:
+    """A process's state; X: there is none. One that has ended may wait, as Z, for somebody to bury it."""
     try:
-        return Path("/proc", pid, "stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
+        return Path("/proc", pid, "stat").read_text().rpartition(")")[2].split()[0]
     except (FileNotFoundError, ProcessLookupError):
-        return False
+        return "X"
 
 
 def sleeps(group: Group) -> Tensor:

@@ -32,17 +32,30 @@ class Kind(StrEnum):
     INFINITE = "empty states whose log-sum-exp is +inf"
     NOT_A_NUMBER = "empty states whose log-sum-exp is NaN"
     VIEWS = "outputs and log-sum-exps that are views, heads first"
+    TURNED = "log-sum-exps alone that are views, heads first"
+    SHARED = "log-sum-exps that all heads of a row share, of stride 0"
+    NARROW = "outputs of 96 dims, which is no power of two"
     UNEVEN = "heads that the ranks cannot share evenly"
 
+
+NARROW = 96
 
 STATES = {
     Kind.FULL: States.FULL,
     Kind.EMPTY_NAN: States.EMPTY_NAN,
     Kind.ALL_EMPTY: States.ALL_EMPTY,
     Kind.VIEWS: States.FULL,
+    Kind.TURNED: States.FULL,
+    Kind.SHARED: States.FULL,
+    Kind.NARROW: States.FULL,
     Kind.UNEVEN: States.FULL,
 }
 """Those of the other kinds are some of them empty."""
+
+REFUSABLE = frozenset({Kind.NARROW, Kind.UNEVEN})
+"""Shapes that no path is bound to take: to raise is right."""
+
+_VIEWS = frozenset({Kind.VIEWS, Kind.TURNED, Kind.SHARED})
 
 SPECIAL = {Kind.INFINITE: torch.inf, Kind.NOT_A_NUMBER: torch.nan}
 """What stands where -inf is meant."""
@@ -65,6 +78,11 @@ def states(kind: Kind, case: Case, device: str) -> Given:
         return Given(outs, lses.masked_fill(lses == -torch.inf, SPECIAL[kind]), lses)
     if kind is Kind.VIEWS:
         return Given(_heads_first(outs), _heads_first(lses), lses)
+    if kind is Kind.TURNED:
+        return Given(outs, _heads_first(lses), lses)
+    if kind is Kind.SHARED:
+        shared = lses[..., :1].expand_as(lses)
+        return Given(outs, shared, shared)
     return Given(outs, lses, lses)
 
 
@@ -81,6 +99,11 @@ def drawn(declaration: Declaration, kind: Kind, parts: int, index: int, seed: in
     stream = ((parts * len(Kind) + list(Kind).index(kind)) * 64 + index) * CANDIDATES
     case = space.draw(CounterChooser(seed, stream, pins))
     case = replace(case, parts=parts, states=STATES.get(kind, States.SOME_EMPTY), earlier_calls=0)
+    if kind in _VIEWS:
+        # Of one head every view is the same.
+        case = replace(case, num_kv_heads=max(case.num_kv_heads, 2))
+    if kind is Kind.NARROW:
+        case = replace(case, v_head_dim=NARROW)
     if kind is Kind.UNEVEN:
         case = replace(case, num_kv_heads=next(heads for heads in (8, 12, parts + 1) if heads % parts))
     return case
@@ -123,7 +146,7 @@ class Path:
 
 
 _REPEATED = ("sglang.merge_state.chain", "sglang.merge_state.tree")
-_USUAL = frozenset({Kind.FULL, Kind.EMPTY, Kind.ALL_EMPTY})
+_USUAL = frozenset({Kind.FULL, Kind.EMPTY, Kind.ALL_EMPTY, Kind.NARROW})
 _READ_AS_EMPTY = frozenset(SPECIAL)
 _ALONE = frozenset(Kind) - {Kind.UNEVEN}
 """What a path without ranks can be given."""
@@ -136,18 +159,20 @@ def _path(name: str, function: Callable[..., object], promised: frozenset[Kind],
     return Path(name, declaration, promised, tried, merge, merge is not None or declaration.name in _REPEATED)
 
 
-_KERNELS = _USUAL | _READ_AS_EMPTY | {Kind.VIEWS}
+_KERNELS = _USUAL | _READ_AS_EMPTY | _VIEWS
 """The kernels' comments say that NaN and +inf read as -inf; they take strides."""
+
+_SPLITS = frozenset({Kind.FULL, Kind.NARROW})
 
 PATHS = (
     _path("reduce-scatter, base 2", sglang_dcp_comm.reduce_scatter, _KERNELS, frozenset(Kind)),
     _path("reduce-scatter, natural", sglang_dcp_comm.natural_reduce_scatter, _KERNELS, frozenset(Kind)),
-    _path("all-reduce, natural", sglang_dcp_comm.all_reduce, _USUAL | {Kind.EMPTY_NAN, Kind.VIEWS}, frozenset(Kind)),
+    _path("all-reduce, natural", sglang_dcp_comm.all_reduce, _USUAL | _VIEWS | {Kind.EMPTY_NAN}, frozenset(Kind)),
     _path("all-to-all, natural", sglang_dcp_comm.all_to_all, _KERNELS, frozenset(Kind)),
     _path("all-to-all, base 2", sglang_dcp_comm.base_two_all_to_all, _KERNELS, frozenset(Kind)),
     _path("correct_attn_out, all ranks' sums", sglang_dcp.correct_attn_out, _KERNELS, _ALONE),
     _path("merge_state, a chain", sglang_merge_state.merge_state_chain, _USUAL | {Kind.INFINITE}, _ALONE),
     _path("merge_state, a tree", sglang_merge_state.merge_state_tree, _USUAL | {Kind.INFINITE}, _ALONE),
-    _path("splits of Triton decode", sglang_merge_splits.merge_splits, frozenset({Kind.FULL}), frozenset({Kind.FULL})),
-    _path("our portable kernels' splits", portable.merge, _USUAL | {Kind.VIEWS}, _USUAL | {Kind.VIEWS}),
+    _path("splits of Triton decode", sglang_merge_splits.merge_splits, _SPLITS, _SPLITS),
+    _path("our portable kernels' splits", portable.merge, _USUAL | _VIEWS, _USUAL | _VIEWS),
 )

@@ -137,7 +137,7 @@ def _ranks(cells: Sequence[Cell], notes: dict[str, int]) -> str:
         else:
             number = notes.setdefault(cell.shown, len(notes) + 1)
             groups.setdefault(f"{cell.outcome} [{number}]", []).append(cell.ranks)
-    return "; ".join(f"{_runs(numbers)}: {words}" for words, numbers in groups.items())
+    return "; ".join(f"{_runs(numbers)}: {words}" for words, numbers in groups.items()) or "not run"
 
 
 def _runs(numbers: Sequence[int]) -> str:

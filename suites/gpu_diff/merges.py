@@ -24,6 +24,7 @@ from fuzz.case import Case
 from fuzz.check.result import Check
 from fuzz.cli import Seed, guarded
 from fuzz.commands import built_in_ledger
+from fuzz.engine.emulator import FindingsError
 from fuzz.errors import Exit, Stop
 from fuzz.ledger import Defect
 from fuzz.versions import versions
@@ -35,7 +36,7 @@ from oracle.kinds import Engine
 from oracle.merge import merge_states
 from oracle.verdict import Verdict
 from suites.gpu_diff import merge_table
-from suites.gpu_diff.merge_kinds import PATHS, Given, Kind, Path, drawn, states
+from suites.gpu_diff.merge_kinds import PATHS, REFUSABLE, Given, Kind, Path, drawn, states
 from suites.gpu_diff.merge_table import Cell, Column, Outcome
 from suites.targets import ranks
 from suites.targets.sglang_dcp_comm import Merge
@@ -190,8 +191,9 @@ def cell(
             out, lse = path.call(run, place, kind, given)
         except Exception as error:  # noqa: BLE001 - whatever a path raises is its outcome
             said = _in_one_line(error, case, kind)
-            # Ranks cannot share such heads: to say so is right.
-            outcome = Outcome.UNSUPPORTED if kind is Kind.UNEVEN else Outcome.FINDING
+            unbound = isinstance(error, FindingsError) and kind not in path.promised
+            outcome = Outcome.UNSUPPORTED if kind in REFUSABLE else Outcome.FINDING
+            outcome = Outcome.NO_PROMISE if unbound else outcome
             checks: tuple[Check, ...] = (Check.CRASH,)
         else:
             checks, said = wrong(path, case, given, out, lse)
@@ -203,12 +205,18 @@ def cell(
 
 
 def _in_one_line(error: Exception, case: Case, kind: Kind) -> str:
-    """Its name and last line, whichever rank it is of; the numbers of ranks and of uneven heads as N and H."""
+    """Its name and last line, whichever rank it is of; numbers of ranks, uneven heads and narrow dims as N, H and D.
+
+    Of an access out of bounds, no more than what it was.
+    """
     lines = str(error).strip().splitlines() or [""]
+    if isinstance(error, FindingsError):
+        lines = [lines[0].partition(",")[0]]
     said = re.sub(r"^RankError: rank \d+: ", "", " ".join(f"{type(error).__name__}: {lines[-1]}".split()))[:160]
     letters = {case.parts: "N"} | ({case.num_kv_heads: "H"} if kind is Kind.UNEVEN else {})
+    letters |= {case.v_head_dim: "D"} if kind is Kind.NARROW else {}
     for number, letter in letters.items():
-        said = re.sub(rf"(?<![\w.:]){number}\b", letter, said)
+        said = re.sub(rf"(?<![\w.:])(?<!power of ){number}\b", letter, said)
     return said
 
 

@@ -289,6 +289,14 @@ class _Child:
         answer = json.loads(self.received)
         return f"rank {self.rank}: {answer['error']}" if "error" in answer else None
 
+    def silent(self) -> str:
+        """How to call it where no answer comes: its number, and whether somebody stopped it."""
+        try:
+            state = Path("/proc", str(self.pid), "stat").read_text().rpartition(")")[2].split()[0]
+        except OSError:
+            state = ""
+        return f"{self.rank} (stopped)" if state in ("T", "t") else str(self.rank)
+
     def tensor(self) -> Tensor:
         """The answer, if there is nothing to complain of."""
         return from_data(json.loads(self.received))["result"]
@@ -339,7 +347,7 @@ def _answers(children: Sequence[_Child], deadline: float) -> list[Tensor]:
     while open_:
         ready, _, _ = select.select(list(open_), [], [], max(0.0, deadline - time.monotonic()))
         if not ready and not complaints:
-            raise RankError(f"no answer in time from rank {', '.join(str(c.rank) for c in open_.values())}")
+            raise RankError(f"no answer in time from rank {', '.join(child.silent() for child in open_.values())}")
         if not ready:
             break
         for channel in ready:
@@ -349,6 +357,8 @@ def _answers(children: Sequence[_Child], deadline: float) -> list[Tensor]:
                 complaints.append(said)
                 deadline = min(deadline, time.monotonic() + GRACE_S)
     if complaints:
-        # A rank that was killed is why the others lost their connections.
-        raise RankError(min(complaints, key=lambda said: " was ended" not in said))
+        # A rank that was killed is why the others lost their connections; one that was stopped, why they gave up.
+        said = min(complaints, key=lambda said: " was ended" not in said)
+        stopped = [child.silent() for child in open_.values() if child.silent() != str(child.rank)]
+        raise RankError(f"{said}; no answer from rank {', '.join(stopped)}" if stopped else said)
     return [child.tensor() for child in children]

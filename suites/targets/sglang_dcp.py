@@ -8,7 +8,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fuzz.versions import installed
 from oracle import Convention, Precision, Supports, declare
 from oracle.convention import LseLayout
 from oracle.kinds import Engine, IndexTask, KVLayout, LseBase
@@ -113,19 +112,13 @@ def gathered_indices(
 BLOCK = 512
 
 
-def _local_unavailable(engine: Engine) -> str | None:
-    if installed("sglang") not in (None, "0.5.15"):
-        return f"sglang {installed('sglang')}: later versions list widened slots; declared for 0.5.15 only"
-    return _unavailable(engine)
-
-
 @declare.index_build(
     name="sglang.dcp.local_indices",
     task=IndexTask.LOCAL,
     convention=INDICES,
     precision=EXACT_COPY,
     supports=LISTS,
-    unavailable=_local_unavailable,
+    unavailable=_unavailable,
     runs=("sglang update_kv_lens_and_indices",),
 )
 def local_indices(
@@ -139,13 +132,13 @@ def local_indices(
     rank: int,
     total: int,
 ) -> Tensor:
-    """One rank's share of a flat list of widened slots."""
+    """One rank's share of a flat list of widened slots. Later versions list them as they are: callers collapse them."""
     out = torch.empty(total, dtype=torch.int32, device=slots.device)
     blocks = -(-int(local_lens.max()) // BLOCK) if len(lens) else 0
     _kernels().update_kv_lens_and_indices[(len(lens), blocks)](
         lens, kv_starts, slots, local_lens, local_starts, out, rank, parts, BLOCK
     )
-    return out
+    return out // parts if sglang_dcp_modules.later() else out
 
 
 _context: Any = None

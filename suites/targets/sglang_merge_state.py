@@ -21,7 +21,7 @@ HASH = "bfd9c3d356b97939e4c19c4cc0446daeb45f0b9aece86c6460ea44ae400f7182"
 
 
 @KernelLoader
-def _kernels() -> ModuleType:
+def kernels() -> ModuleType:
     return sglang_wheel.load(FILES, {})
 
 
@@ -105,5 +105,5 @@ def merge_state_tree(outs: Tensor, lses: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _merge_two(a: tuple[Tensor, Tensor], b: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
-    out, lse = _kernels().merge_state_triton(*a, *b)
+    out, lse = kernels().merge_state_triton(*a, *b)
     return out, lse
