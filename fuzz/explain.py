@@ -33,7 +33,7 @@ def explain(campaign: Campaign, pool: Pool, kept: Keeper, time_s: float, journal
 
 
 def take_over(journal: Journal, findings: Sequence[Finding], kept: Keeper) -> dict[str, Finding]:
-    """Keep what findings were made into before, as the journal has it. Returns it by their ids. Raises ``StoreError``."""
+    """Keep what findings were made into before, as a journal has it; returned by their ids. Raises ``StoreError``."""
     earlier = journal.minimised()
     for finding in findings:
         if finding.id in earlier:
