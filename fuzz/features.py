@@ -30,8 +30,10 @@ LENGTHS: dict[str, Callable[[Case], int | None]] = {
     "window-1": lambda case: None if case.window is None else case.window - 1,
     "window": lambda case: case.window,
     "window+1": lambda case: None if case.window is None else case.window + 1,
+    "window+page": lambda case: None if case.window is None else case.window + case.page_size,
+    "window+partition": lambda case: None if case.window is None else case.window + PARTITION,
 }
-"""Boundary classes of a context length."""
+"""Boundary classes of a context length. The window of the last two begins on a page, and on a partition."""
 
 
 def labels(case: Case) -> set[Feature]:
@@ -45,7 +47,7 @@ def request_labels(case: Case) -> list[set[Feature]]:
     for request, length in enumerate(case.context_lens):
         own = {("length", name) for name, boundary in LENGTHS.items() if boundary(case) == length}
         if case.query_lens:
-            own.add(("query", _query_label(case, case.query_lens[request], length)))
+            own |= {("query", label) for label in _query_labels(case, case.query_lens[request], length)}
         found.append(own)
     return found
 
@@ -108,13 +110,14 @@ def _window_label(case: Case) -> str:
     return {case.page_size: "page", MAX_TOKENS: "beyond"}.get(case.window, "inside")
 
 
-def _query_label(case: Case, queries: int, length: int) -> str:
+def _query_labels(case: Case, queries: int, length: int) -> set[str]:
     # Causal queries are the last positions of their request: where they outnumber the keys, the first see none.
     without_keys = case.is_attention and case.causal and queries > length
     if queries and (length == 0 or without_keys):
-        return "empty"
+        return {"empty"}
     # A backend decodes a prompt of one token as it decodes any other.
     decodes = case.operation is Operation.PAGED_DECODE or (case.operation is Operation.BACKEND and queries == 1)
     if queries == length and not decodes:
-        return "full"
-    return "one" if queries == 1 else "some"
+        return {"full"}
+    number = "one" if queries == 1 else "some"
+    return {number} if decodes or queries != length - 1 else {number, "but_one"}
