@@ -25,14 +25,20 @@ def explain(campaign: Campaign, pool: Pool, kept: Keeper, time_s: float, journal
     ``time_s`` 0: nothing is done but that. ``pool`` is the campaign's. Raises ``StoreError``.
     """
     found = [f for s in campaign.summaries.values() for f in distinct(s.findings) if f.known is None]
-    earlier = journal.minimised() if journal is not None else {}
-    for finding in found:
-        if finding.id in earlier and earlier[finding.id].size <= finding.size:
-            kept.replace(finding, earlier[finding.id])
+    earlier = {} if journal is None else take_over(journal, found, kept)
     if not found or not time_s or len(campaign.harness_errors) >= MOST_HARNESS_ERRORS:
         return
     _minimise([f for f in found if f.id not in earlier], campaign, pool, kept, time_s, journal)
     _reproduce(shown(found, kept.smaller), campaign, kept)
+
+
+def take_over(journal: Journal, findings: Sequence[Finding], kept: Keeper) -> dict[str, Finding]:
+    """Keep what findings were made into before, as a journal has it; returned by their ids. Raises ``StoreError``."""
+    earlier = journal.minimised()
+    for finding in findings:
+        if finding.id in earlier:
+            kept.replace(finding, earlier[finding.id])
+    return earlier
 
 
 def _minimise(

@@ -30,6 +30,8 @@ LENGTHS: dict[str, Callable[[Case], int | None]] = {
     "window-1": lambda case: None if case.window is None else case.window - 1,
     "window": lambda case: case.window,
     "window+1": lambda case: None if case.window is None else case.window + 1,
+    "window+page": lambda case: None if case.window is None else case.window + case.page_size,
+    "window+partition": lambda case: None if case.window is None else case.window + PARTITION,
     "ranks-1": lambda case: case.parts - 1,
     "ranks": lambda case: case.parts,
     "ranks+1": lambda case: case.parts + 1,
@@ -37,7 +39,8 @@ LENGTHS: dict[str, Callable[[Case], int | None]] = {
     "round": lambda case: case.parts * case.page_size,
     "round+1": lambda case: case.parts * case.page_size + 1,
 }
-"""Boundary classes of a context length. A round is one page of every rank."""
+"""Boundary classes of a context length. window+page, window+partition: the window begins on a page, and on a partition.
+A round is one page of every rank."""
 
 OF_RANKS = ("ranks-1", "ranks", "ranks+1", "round-1", "round", "round+1")
 """Those that say something where positions are shared among ranks."""
@@ -54,7 +57,7 @@ def request_labels(case: Case) -> list[set[Feature]]:
     for request, length in enumerate(case.context_lens):
         own = {("length", name) for name, boundary in LENGTHS.items() if boundary(case) == length}
         if case.query_lens:
-            own.add(("query", _query_label(case, case.query_lens[request], length)))
+            own |= {("query", label) for label in _query_labels(case, case.query_lens[request], length)}
         found.append(own)
     return found
 
@@ -117,13 +120,14 @@ def _window_label(case: Case) -> str:
     return {case.page_size: "page", MAX_TOKENS: "beyond"}.get(case.window, "inside")
 
 
-def _query_label(case: Case, queries: int, length: int) -> str:
+def _query_labels(case: Case, queries: int, length: int) -> set[str]:
     # Causal queries are the last positions of their request: where they outnumber the keys, the first see none.
     without_keys = case.is_attention and case.causal and queries > length
     if queries and (length == 0 or without_keys):
-        return "empty"
+        return {"empty"}
     # A backend decodes a prompt of one token as it decodes any other.
     decodes = case.operation is Operation.PAGED_DECODE or (case.operation is Operation.BACKEND and queries == 1)
     if queries == length and not decodes:
-        return "full"
-    return "one" if queries == 1 else "some"
+        return {"full"}
+    number = "one" if queries == 1 else "some"
+    return {number} if decodes or queries != length - 1 else {number, "but_one"}

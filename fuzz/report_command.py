@@ -14,6 +14,7 @@ from rich.text import Text
 
 from fuzz.campaign import store
 from fuzz.campaign.finding import Finding
+from fuzz.campaign.journal import made_smaller
 from fuzz.errors import Exit, Expected, Stop, exit_of
 from fuzz.plain import Fields, read_json
 from fuzz.report import digest, html, junit
@@ -156,7 +157,8 @@ def _stored(folder: Path) -> tuple[list[Any], dict[str, Any]]:
         for campaign in opened.campaigns():
             for row in opened.findings(campaign.id):
                 told = {"cases": row.cases, "severity": row.severity, "reachability": row.reachability}
-                data = row.data if row.minimised is None else row.minimised
+                smaller = made_smaller(row)
+                data = row.data if smaller is None else smaller.to_dict()
                 found[data["id"]] = {**data, **told}
     return nights, found
 

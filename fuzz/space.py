@@ -15,13 +15,22 @@ from typing import Protocol, TypeVar
 
 from fuzz.case import MAX_TOKENS, Case, Placement, Pool, Prefix, Probe, Sink, Skip, SlotMap, States
 from fuzz.features import LENGTHS, OF_RANKS, PARTITION, Feature, labels
-from fuzz.probes import DESIGNS, PLAIN, unfit
+from fuzz.probes import DESIGNS, PLAIN, RECOMMENDED, unfit
 from oracle.convention import Granularity, SinkUnits, WindowMeaning
 from oracle.declare import Declaration
 from oracle.kinds import Operation
 
 T = TypeVar("T")
 Pair = frozenset[Feature]
+
+_REQUESTS = {"none": (0, 0), "one": (1, 1), "many": (2, 5)}
+"""How many requests a batch has, at least and at most."""
+
+_OF_REQUESTS = {"none": 1, "one": 3, "many": 6}
+"""How often each is drawn: one run of a kernel tries several lengths at once."""
+
+_OFTEN_OFF = ("window", "sinks", "soft_cap", "scale")
+"""What is off half of the time: where one of them is wrong, it hides what is wrong with the others."""
 
 LONGEST_WINDOW = 48
 """A window drawn at random is at most this long, so that contexts beyond it stay cheap."""
@@ -98,7 +107,7 @@ class Space:
             lengths = [n for n in lengths if not n.startswith("partition")]
         if self.declaration.operation is not Operation.PAGED_DECODE:
             # So many keys are for kernels that split them.
-            lengths = [n for n in lengths if n != "partitions"]
+            lengths = [n for n in lengths if n not in ("partitions", "window+partition")]
         backend = self.declaration.operation is Operation.BACKEND
         if backend or (self.declaration.operation is Operation.PAGED_DECODE and "empty" not in features):
             lengths.remove("zero")
@@ -149,7 +158,7 @@ class Space:
             "kv_dtype": ("same",),
             "parts": _words(self.declaration.supports.parts),
             "rank": ("first", "last", "middle"),
-            "query": ("full", "one", "some"),
+            "query": ("full", "one", "some", "but_one"),
             "probe": (Probe.NORMAL,),
         }
 
@@ -182,6 +191,7 @@ class Space:
             *(() if decode else ("full",)),
             *(("one",) if chunked else ()),
             *(("some",) if chunked and several else ()),
+            *(("but_one",) if chunked and not decode and supports.max_query_len is None else ()),
             *(("empty",) if "empty" in supports.features else ()),
         )
 
@@ -205,12 +215,17 @@ class Space:
         return case if unfit(case) is None else replace(case, probe=Probe.NORMAL)
 
     def _options(self, name: str, probe: str) -> Sequence[str]:
-        """What may be drawn beside ``probe``. A target that attends gets the first probe, normal, half of the time."""
+        """What may be drawn beside ``probe``, each as often as it should be."""
         declared = self.dimensions[name]
-        if name == "probe" and declared[0] in DESIGNS and Probe.BYTES not in declared:
-            return (*declared[:1] * (len(declared) - 2), *declared)
+        if name == "probe":
+            return _weighted_probes(declared)
         allowed = _PROBE_NEEDS.get(probe, {}).get(name, declared)
-        return [label for label in declared if label in allowed]
+        offered = [label for label in declared if label in allowed]
+        if name == "requests":
+            return [label for label in offered for _ in range(_OF_REQUESTS[label])]
+        if name in _OFTEN_OFF:
+            return (*offered[:1] * (len(offered) - 2), *offered)
+        return offered
 
     def _blank(self, picked: dict[str, str], chooser: Chooser) -> Case:
         declaration, convention = self.declaration, self.declaration.convention
@@ -264,18 +279,7 @@ class Space:
         )
 
     def _with_lengths(self, case: Case, picked: dict[str, str], chooser: Chooser) -> Case:
-        sizes = {"none": (0, 0), "one": (1, 1), "many": (2, 5)}[picked["requests"]]
-        contexts: list[int] = []
-        for request in range(chooser.integer("count", *sizes)):
-            name = "length" if request == 0 else "other_length"
-            label = chooser.choose(name, (*self.dimensions["length"], "any"))
-            length = LENGTHS[label](case) if label in LENGTHS else None
-            if length is None or length >= MAX_TOKENS - 1:
-                longest = PARTITION // 4 if case.operation is Operation.LSE_MERGE else 2 * PARTITION
-                length = chooser.integer("tokens", 1, longest)
-            if request and sum(contexts) + length > self.most_tokens:
-                length = chooser.integer("rest", 0, 3)
-            contexts.append(length)
+        contexts = self._contexts(case, picked["requests"], chooser)
         if "query" not in picked:
             return replace(case, context_lens=tuple(contexts))
         most = self.declaration.supports.max_query_len
@@ -295,6 +299,28 @@ class Space:
             fresh = [i > 0 and chooser.integer("fresh", 0, 2) == 0 for i in range(len(contexts))]
             queries = tuple(n if all_ else q for n, q, all_ in zip(contexts, queries, fresh, strict=True))
         return replace(case, context_lens=tuple(contexts), query_lens=queries)
+
+    def _contexts(self, case: Case, requests: str, chooser: Chooser) -> list[int]:
+        """Lengths of contexts, each of another boundary class as long as there are any that fit.
+
+        The first may be as long as its class asks for, and is half of the time as long as no other has room for; the
+        others fill the rest, half of ``most_tokens`` at least.
+        """
+        at = ((label, LENGTHS[label](case)) for label in self.dimensions["length"])
+        boundaries = {label: n for label, n in at if n is not None and n < MAX_TOKENS - 1}
+        longest = PARTITION // 4 if case.operation is Operation.LSE_MERGE else 2 * PARTITION
+        contexts: list[int] = []
+        for request in range(chooser.integer("count", *_REQUESTS[requests])):
+            room = MAX_TOKENS
+            if request:
+                room = max(self.most_tokens - contexts[0], self.most_tokens // 2) - sum(contexts[1:])
+            fitting = [label for label, n in boundaries.items() if n <= room and n not in contexts]
+            if request == 0 and (long := [label for label in fitting if boundaries[label] > self.most_tokens // 2]):
+                fitting += long * ((len(fitting) - len(long)) // len(long))
+            label = chooser.choose("other_length" if request else "length", (*fitting, "any"))
+            length = boundaries.get(label)
+            contexts.append(chooser.integer("tokens", min(1, room), min(longest, room)) if length is None else length)
+        return contexts
 
     # --------------------------------------------------------------- features
 
@@ -320,14 +346,16 @@ class Space:
     def excluded(self, pair: Pair) -> str | None:
         """Why no case can show both features, or None."""
         names = dict(pair)
-        if names.get("requests") == "none" and names.keys() & {"length", "query"}:
-            return "a batch without requests has no lengths and no queries"
+        if names.get("requests") == "none" and not names.keys() & {"dtype", "kv_dtype"}:
+            return "a batch without requests has no tokens: nothing else of it shows"
         length, query = names.get("length"), names.get("query")
         if length is not None and query is not None and (query == "empty") != (length == "zero") and query != "full":
             return "a query without keys is the label empty, and that label has no others"
         backend = self.declaration.operation is Operation.BACKEND
         decode = backend or self._decodes
-        if length == "one" and (query == "some" or (query == "full" and backend) or (query == "one" and not decode)):
+        if length == "one" and (
+            query in ("some", "but_one") or (query == "full" and backend) or (query == "one" and not decode)
+        ):
             return "a request has more keys than that many queries of its own"
         nothing = (length, names.get("page_size")) == ("page-1", "1") or (length, names.get("window")) == (
             "window-1",
@@ -390,6 +418,18 @@ def unpaired(names: dict[str, str]) -> str | None:
 _PROBE_NEEDS: dict[str, Mapping[str, tuple[str, ...]]] = {probe.value: d.needs for probe, d in DESIGNS.items()}
 
 
+_OF_NAMED = 3
+"""How often a probe of those that together show most faults is drawn, for once that each of the others is."""
+
+
+def _weighted_probes(declared: Sequence[str]) -> list[str]:
+    """The first, normal, about a third of the time, and those that are recommended as often together."""
+    named = [probe for probe in declared[1:] if probe in RECOMMENDED]
+    others = len(declared) - 1 - len(named)
+    often = dict.fromkeys(named, _OF_NAMED) | {declared[0]: max(others, 1) if named else 1}
+    return [probe for probe in declared for _ in range(often.get(probe, 1))]
+
+
 def _probes(dimensions: Mapping[str, tuple[str, ...]]) -> tuple[str, ...]:
     """The designs whose needs the other dimensions can meet."""
 
@@ -417,6 +457,8 @@ def _queries(contexts: list[int], label: str, most: int | None, chooser: Chooser
             found.append(1 if length == 0 else length)
         elif label == "full" or length <= 1:
             found.append(length)
+        elif label == "but_one":
+            found.append(length - 1)
         elif label == "one" or length == 2:
             found.append(1)
         else:

@@ -13,6 +13,8 @@ from fuzz.campaign.store import Store, StoreError, reader
 from fuzz.case import case_from_dict
 from fuzz.commands import built_in_ledger, replay_options
 from fuzz.errors import Exit
+from fuzz.explain import take_over
+from fuzz.report.summary import distinct
 from fuzz.search_command import Ending, finish, keeper
 from oracle.declare import Declaration
 from oracle.kinds import Engine
@@ -28,8 +30,11 @@ def run_merge(folders: Sequence[Path], out: Path, modules: Sequence[str], as_jso
         campaign, last = joined(store, modules), store.campaigns()[-1]
         kept, options = keeper(out), replay_options(campaign.settings.engine, modules)
         # Where a part did not end, neither has the whole.
-        ending = Ending(interrupted=not last.finished)
-        finish(campaign, {}, kept, as_json, options, ending, Journal(store, last.id))
+        ending, journal = Ending(interrupted=not last.finished), Journal(store, last.id)
+        found = [finding for summary in campaign.summaries.values() for finding in summary.findings]
+        kept.resume(found)
+        take_over(journal, distinct(found), kept)
+        finish(campaign, {}, kept, as_json, options, ending, journal)
 
 
 def _loaded(store: Store, modules: Sequence[str]) -> dict[str, Declaration]:

@@ -102,6 +102,7 @@ class Finding:
             "engine": self.engine,
             "versions": dict(self.versions),
             "known": self.known,
+            "entry": self.entry,
             "modules": list(self.modules),
             "made_from": self.made_from,
             "smallest": self.smallest,
@@ -141,6 +142,7 @@ def saved_finding(data: object) -> Finding:
         modules=own.texts("modules"),
         made_from=own.text("made_from", None),
         smallest=own.flag("smallest", False),
+        entry=own.text("entry", None),
     )
 
 

@@ -10,7 +10,7 @@ from typing import Any
 from fuzz.campaign.finding import Finding, saved_finding
 from fuzz.campaign.rounds import WHOLE, Closed, Shard
 from fuzz.campaign.run import Campaign, HarnessError, Outcome, Recorded
-from fuzz.campaign.store import CampaignRow, Found, Key, Result, Round, Store, StoreError, writer
+from fuzz.campaign.store import CampaignRow, FindingRow, Found, Key, Result, Round, Store, StoreError, writer
 from fuzz.case import Case, case_from_dict
 from fuzz.check.result import CaseResult
 from fuzz.errors import Exit
@@ -50,8 +50,8 @@ class Journal:
 
     def minimised(self) -> dict[str, Finding]:
         """What the findings of the campaign, by their ids, were made into."""
-        rows = self.store.findings(self._campaign)
-        return {row.id: saved_finding(row.minimised) for row in rows if row.minimised is not None}
+        rows = {row.id: made_smaller(row) for row in self.store.findings(self._campaign)}
+        return {name: smaller for name, smaller in rows.items() if smaller is not None}
 
     def _round(self, closed: Closed | None) -> Round | None:
         if closed is None:
@@ -62,6 +62,14 @@ class Journal:
     def end(self, report: Mapping[str, Any], interrupted: bool) -> None:
         """Note the night's end, and its report."""
         self.store.end_night(self._night, report, interrupted)
+
+
+def made_smaller(row: FindingRow) -> Finding | None:
+    """What a finding was minimised to; None where it was not, or was found on a smaller case since."""
+    if row.minimised is None:
+        return None
+    smaller = saved_finding(row.minimised)
+    return smaller if smaller.size <= saved_finding(row.data).size else None
 
 
 def start(folder: Path, campaign: Campaign, resume: bool) -> tuple[Journal, str]:

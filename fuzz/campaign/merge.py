@@ -9,6 +9,7 @@ from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
+from fuzz.campaign.finding import saved_finding
 from fuzz.campaign.journal import difference
 from fuzz.campaign.store import FILE, LOCK, Store, StoreError, read_only, reader, told, transaction, writer
 from fuzz.errors import Exit
@@ -136,15 +137,15 @@ def _take_campaign(connection: sqlite3.Connection, campaign: tuple[Any, ...], fo
 
 
 def _take_finding(connection: sqlite3.Connection, campaign: int, row: Mapping[str, Any]) -> None:
-    """Show a fault on the smaller of two cases; what a person said of it, and a minimised case, stay."""
+    """Show a fault on the smaller of two cases, and made into the smaller of two; what a person said of it stays."""
     before = connection.execute(
         f"SELECT {', '.join(_FINDING)} FROM findings WHERE campaign = ? AND fault = ?", (campaign, row["fault"])
     ).fetchone()
     if before is not None:
         ours = dict(zip(_FINDING, before, strict=True))
         smaller, other = sorted((ours, row), key=_place)
-        said = ("severity", "reachability", "minimised")
-        row = {**smaller, **{name: other[name] for name in said if smaller[name] is None}}
+        said = {name: other[name] for name in ("severity", "reachability") if smaller[name] is None}
+        row = {**smaller, **said, "minimised": _smaller(ours["minimised"], row["minimised"])}
         sets = ", ".join(f"{name} = ?" for name in _FINDING[1:])
         values = [row[name] for name in _FINDING[1:]]
         connection.execute(
@@ -156,6 +157,12 @@ def _take_finding(connection: sqlite3.Connection, campaign: int, row: Mapping[st
         f"INSERT INTO findings (campaign, {', '.join(_FINDING)}) VALUES (?, {marks})",
         (campaign, *(row[name] for name in _FINDING)),
     )
+
+
+def _smaller(one: str | None, other: str | None) -> str | None:
+    """Of two findings as text, that with the smaller case; the same whichever comes first."""
+    there = [text for text in (one, other) if text is not None]
+    return min(there, key=lambda text: (saved_finding(json.loads(text)).size, text), default=None)
 
 
 def _place(row: Mapping[str, Any]) -> tuple[Any, ...]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from enum import StrEnum
 
@@ -28,6 +28,12 @@ Judge = Callable[[Sequence[Case]], Sequence[bool]]
 
 FINDING_TIME_S = 60.0
 """For one finding, if nothing else is said."""
+
+MOST_REQUESTS, MOST_TOKENS = 2, 64
+"""The size at which a case can be read: the smallest should have no more, where the fault allows."""
+
+Judged = dict[tuple[str, Case], list[Finding]]
+"""What cases of targets showed: findings of one target often ask about the same cases."""
 
 
 @dataclass(frozen=True)
@@ -49,6 +55,7 @@ class _Search:
     batch: int
     most: int | None
     expired: Callable[[], bool]
+    enough: Callable[[Case], bool]
     known: dict[Case, bool] = field(default_factory=dict)
     consulted: set[Case] = field(default_factory=set)
     stopped: bool = False
@@ -64,10 +71,14 @@ class _Search:
 
     def take(self, candidates: Sequence[Case]) -> bool:
         """Whether any of ``candidates`` shows the fault; the first that does becomes the case."""
-        for start in range(0, len(candidates), self.batch):
+        start, size = 0, self.batch
+        while start < len(candidates):
+            self.stopped = self.stopped or self.enough(self.case)
             if self.stopped:
                 return False
-            part = candidates[start : start + self.batch]
+            part = candidates[start : start + size]
+            # What follows the first that shows it is judged for nothing: few are asked about until some do not.
+            start, size = start + size, 2 * self.batch
             self._ask(part)
             for candidate in part:
                 if candidate not in self.consulted:
@@ -98,15 +109,17 @@ def minimise(
     batch: int = 1,
     most: int | None = None,
     expired: Callable[[], bool] = lambda: False,
+    enough: Callable[[Case], bool] = lambda case: False,
     smaller: Sequence[Case] = (),
 ) -> Minimised:
     """The smallest case that ``judge`` calls a fault, on the way down from ``case``, which shows it.
 
-    ``batch``: how many cases are asked about at a time; ``most``: how many in all; ``expired``: whether to stop, asked
-    after each batch; ``smaller``: cases worth trying first. Every case asked about lies in what is declared.
+    ``batch``: how many cases are asked about at first, then twice as many at a time; ``most``: how many in all;
+    ``expired``: whether to stop, asked after each batch; ``enough``: whether a case is small enough to stop at;
+    ``smaller``: cases worth trying first. Every case asked about lies in what is declared.
     """
     reducer = Reducer(declaration)
-    search = _Search(reducer, judge, case, batch, most, expired)
+    search = _Search(reducer, judge, case, batch, most, expired, enough)
     own = _weight(declaration, case)
     search.take(sorted((c for c in smaller if _weight(declaration, c) < own), key=lambda c: _weight(declaration, c)))
     return search.run()
@@ -125,29 +138,36 @@ class FindingJudge:
 
     The entry is that of the settings' ledger, whether or not it explained the finding when it was found: so a search
     that ignores the ledger keeps its faults apart, too. ``shown`` keeps the finding of every case that shows it;
-    ``errors`` the failures of our own code, which show nothing.
+    ``errors`` the failures of our own code, which show nothing; ``judged`` what is known of cases from before.
     """
 
     finding: Finding
     pool: Pool
     settings: Settings
+    judged: Judged = field(default_factory=dict)
     shown: dict[Case, Finding] = field(default_factory=dict)
     errors: list[HarnessError] = field(default_factory=list)
 
     def __call__(self, cases: Sequence[Case]) -> list[bool]:
         """Judge the cases."""
+        target, wanted = self.finding.target, _fault(self.finding, self.settings)
+        self._run([case for case in cases if (target, case) not in self.judged])
+        for case in cases:
+            for found in self.judged.get((target, case), ()):
+                if _fault(found, self.settings) == wanted:
+                    self.shown[case] = replace(
+                        found, known=self.finding.known, entry=self.finding.entry, modules=self.finding.modules
+                    )
+        return [case in self.shown for case in cases]
+
+    def _run(self, cases: Sequence[Case]) -> None:
         requests = iter([(self.finding.target, case) for case in cases])
-        wanted = _fault(self.finding, self.settings)
         for outcome in run_cases(self.pool, requests, self.settings):
             if outcome.harness is not None:
                 self.errors.append(outcome.harness)
                 continue
-            for found in findings_of(outcome.target, outcome.case, outcome.result, self.settings):
-                if _fault(found, self.settings) == wanted:
-                    self.shown[outcome.case] = replace(
-                        found, known=self.finding.known, entry=self.finding.entry, modules=self.finding.modules
-                    )
-        return [case in self.shown for case in cases]
+            found = findings_of(outcome.target, outcome.case, outcome.result, self.settings)
+            self.judged[outcome.target, outcome.case] = found
 
 
 def _fault(found: Finding, settings: Settings) -> tuple[str | None, ...]:
@@ -192,23 +212,28 @@ def minimise_finding(
     *,
     time_s: float | None = FINDING_TIME_S,
     most: int | None = None,
+    enough: Callable[[Case], bool] = lambda case: False,
     smaller: Sequence[Case] = (),
+    judged: Judged | None = None,
 ) -> Smaller:
     """The same fault on the smallest case found within ``time_s``, or ``most`` cases: see ``minimise``.
 
-    A candidate that takes longer than the whole time hangs, unless hanging is what is looked for.
+    A candidate that takes longer than the whole time hangs, unless hanging is what is looked for. ``judged``: what is
+    known of cases; it is added to.
     """
     if time_s is not None and finding.check is not Check.HANG:
         settings = replace(settings, timeout_s=min(settings.timeout_s, max(time_s, 1.0)))
-    judge = FindingJudge(finding, pool, settings)
+    # How long a case may take differs: what was said to hang need not.
+    judge = FindingJudge(finding, pool, settings, {} if judged is None or finding.check is Check.HANG else judged)
     deadline = None if time_s is None else time.monotonic() + time_s
     found = minimise(
         declaration,
         finding.case,
         judge,
-        batch=2 * settings.jobs,
+        batch=settings.jobs,
         most=most,
         expired=lambda: deadline is not None and time.monotonic() >= deadline,
+        enough=enough,
         smaller=smaller,
     )
     after = judge.shown.get(found.case, finding)
@@ -217,16 +242,68 @@ def minimise_finding(
     return Smaller(finding, after, found.judged, found.complete)
 
 
-def _one_of_each_first(findings: Sequence[Finding]) -> list[Finding]:
-    """The smallest of each known defect or diagnosis of a target, then the second of each, and so on."""
+def readable(case: Case) -> bool:
+    """Whether a case is as small as one should be that people are to read."""
+    return len(case.context_lens) <= MOST_REQUESTS and sum(case.context_lens) <= MOST_TOKENS
+
+
+def _one_of_each_first(findings: Sequence[Finding]) -> list[list[Finding]]:
+    """The smallest of each known defect, on all its targets, or diagnosis of a target; then all others, in turns."""
     seen: Counter[tuple[str | None, ...]] = Counter()
     placed = []
     for finding in sorted(findings, key=lambda f: (f.size, f.id)):
         entry = finding.known or finding.entry
-        cause = (finding.target, entry, None if entry else finding.diagnosis)
+        cause = (entry,) if entry else (finding.target, finding.diagnosis)
         placed.append((seen[cause], finding))
         seen[cause] += 1
-    return [finding for _, finding in sorted(placed, key=lambda pair: pair[0])]
+    placed.sort(key=lambda pair: pair[0])
+    return [[f for place, f in placed if not place], [f for place, f in placed if place]]
+
+
+@dataclass
+class _Several:
+    """Findings on their way down, one after the other, and what was learnt from those before."""
+
+    pool: Pool
+    settings: Settings
+    declarations: Mapping[str, Declaration]
+    deadline: float | None
+    each_s: float
+    most: int | None
+    judged: Judged = field(default_factory=dict)
+    results: dict[str, Smaller] = field(default_factory=dict)
+    """by the id of the finding that it began with"""
+
+    def take(self, findings: Sequence[Finding], enough: Callable[[Case], bool]) -> Iterator[Smaller]:
+        """Make each smaller, from where it is; each has what time is left over those that are left."""
+        for place, finding in enumerate(findings):
+            share = None if self.deadline is None else (self.deadline - time.monotonic()) / (len(findings) - place)
+            if share is not None and share <= 0:
+                return
+            before = self.results.get(finding.id, Smaller(finding, finding, 0, False))
+            if before.complete or enough(before.after.case) or before.judged == self.most:
+                continue
+            self.results[finding.id] = found = self._further(before, share, enough)
+            yield found
+
+    def _further(self, before: Smaller, share: float | None, enough: Callable[[Case], bool]) -> Smaller:
+        now = before.after
+        others = (r.after.case for r in self.results.values() if r.after.target == now.target)
+        found = minimise_finding(
+            now,
+            self.declarations[now.target],
+            self.pool,
+            self.settings,
+            time_s=None if share is None else min(self.each_s, share),
+            most=None if self.most is None else self.most - before.judged,
+            enough=enough,
+            smaller=list(dict.fromkeys(others)),
+            judged=self.judged,
+        )
+        after = found.after
+        if after.id != before.before.id:
+            after = replace(after, made_from=before.before.id)
+        return Smaller(before.before, after, before.judged + found.judged, found.complete)
 
 
 def minimise_findings(
@@ -240,25 +317,20 @@ def minimise_findings(
     most: int | None = None,
     done: Callable[[Smaller], None] = lambda smaller: None,
 ) -> list[Smaller]:
-    """One smaller finding for each fault that can be told apart, the smallest first; a fault's other checks come after
-    the first check of every fault. ``done`` hears of each at once.
+    """One smaller finding for each fault that can be told apart. ``done`` hears of each step at once.
 
-    ``time_s`` is shared: each has what is left over those that are left, at most ``each_s``; None: there is no limit of
-    time. The smallest cases of a target so far are tried first for its other findings. Settings with the ledger keep
-    known defects apart, whether or not they are excused.
+    First one of each known defect or diagnosis is brought to a size that can be read, then its other checks and
+    targets, then all are made as small as they can be: little time gives every fault a case for people.
+
+    ``time_s`` is shared: each has what is left over those that are left in its turn, at most ``each_s``; None: there is
+    no limit of time. The smallest cases of a target so far are tried first for its other findings. Settings with the
+    ledger keep known defects apart, whether or not they are excused.
     """
     known = {d.name: d for d in declarations}
-    todo = _one_of_each_first([f for f in distinct(list(findings)) if f.target in known])
+    first, others = _one_of_each_first([f for f in distinct(list(findings)) if f.target in known])
     deadline = None if time_s is None else time.monotonic() + time_s
-    results: list[Smaller] = []
-    for place, finding in enumerate(todo):
-        share = None if deadline is None else (deadline - time.monotonic()) / (len(todo) - place)
-        if share is not None and share <= 0:
-            break
-        cases = list(dict.fromkeys(r.after.case for r in results if r.after.target == finding.target))
-        own_s = None if share is None else min(each_s, share)
-        declaration = known[finding.target]
-        found = minimise_finding(finding, declaration, pool, settings, time_s=own_s, most=most, smaller=cases)
-        results.append(found)
-        done(found)
-    return results
+    several = _Several(pool, settings, known, deadline, each_s, most)
+    for group, enough in ((first, readable), (others, readable), ([*first, *others], lambda case: False)):
+        for found in several.take(group, enough):
+            done(found)
+    return list(several.results.values())

@@ -1,8 +1,9 @@
 """Which cases a campaign tries on one target, in rounds of a fixed size.
 
-First the plan, until every pair of features that it can reach is covered. Then each case is a mutation of one that
-showed something, or a free draw with a preference for boundary classes that were tried with little. Case i of a round
-is a function of (seed, round, i, corpus at the round's start) alone; results change the corpus between rounds only.
+Every second case is the plan's, until every pair of features that it can reach is covered: what takes three of them
+together would wait too long for its turn. Each of the others is a mutation of one that showed something, or a free draw
+with a preference for boundary classes that were tried with little. Case i of a round is a function of (seed, round, i,
+corpus at the round's start) alone; results change the corpus between rounds only.
 """
 
 from __future__ import annotations
@@ -18,6 +19,9 @@ from fuzz.space import Space
 
 ROUND = 32
 """Cases in one round of one target, those of all shards together."""
+
+PLANNED_EVERY = 2
+"""Of so many cases, one is the plan's."""
 
 _STREAMS = 2
 """Counters of one case: what kind it is, and the case itself."""
@@ -122,7 +126,8 @@ class Search:
         return closed
 
     def _draw(self, index: int) -> tuple[Case, Choices, Origin]:
-        planned = self._plan.covering(self._round * ROUND + index)
+        turn, others = divmod(self._round * ROUND + index, PLANNED_EVERY)
+        planned = self._plan.covering(turn) if not others else None
         if planned is not None:
             return *planned, Origin.PLAN
         key = key_of(self._seed, self._round, self.name, "search")

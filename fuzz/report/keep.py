@@ -55,12 +55,17 @@ class Keeper:
         self.keep(findings)
 
     def replace(self, before: Finding, after: Finding) -> None:
-        """Keep ``after`` in the place of ``before``, which it makes superfluous. Never raises ``OSError``."""
+        """Keep ``after`` in the place of ``before``, and of what that was made into so far, which it makes superfluous.
+
+        Never raises ``OSError``.
+        """
         if before == after or not self._write(_file(after), after.to_dict()):
             return
+        superfluous = {_file(before), _file(self.smaller.get(before.id, before))}
         self.smaller[before.id] = after
-        if before.id != after.id:
-            self._remove(_file(before))
+        still_shown = {_file(finding) for finding in self.smaller.values()}
+        for name in sorted(superfluous - still_shown):
+            self._remove(name)
 
     def keep_error(self, error: HarnessError) -> None:
         """Write a failure of our own code."""

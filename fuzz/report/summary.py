@@ -42,7 +42,8 @@ def to_dict(
         "engine": settings.engine,
         "versions": dict(settings.versions),
         "targets": targets,
-        "harness_errors": [error.to_dict() for error in campaign.harness_errors],
+        # How the targets' cases take turns depends on the number of workers.
+        "harness_errors": [error.to_dict() for error in sorted(campaign.harness_errors, key=lambda e: e.target)],
     }
 
 

@@ -8,12 +8,14 @@ from pathlib import Path
 import pytest
 
 from fuzz import registry
+from fuzz.campaign.minimise import readable
 from fuzz.check.result import Check
 from fuzz.commands import built_in_ledger
 from fuzz.ledger import Defect, LedgerError, load
 from fuzz.support import unsupported
 from oracle.kinds import Engine
 from suites.fuzz.cases import gather_case
+from suites.gpu_diff.rediscovered import LARGER
 
 KNOWN = registry.load()
 ENTRY = """
@@ -103,29 +105,13 @@ def test_ids_are_unique(tmp_path: Path) -> None:
         load(write(tmp_path, ENTRY + ENTRY.replace("schema = 1", "")))
 
 
-LARGER = {
-    "sglang-decode-logits-in-the-input-dtype": "rounding errors that add up over hundreds of keys of large logits",
-    "aiter-unified-attention-long-head-dim-80": "the kernel for contexts of more than 512 keys",
-    "aiter-unified-attention-window-low-logits": "a query whose window lies beyond the first tile of 64 keys",
-    "aiter-unified-attention-segments-low-logits": "a segment without a visible key, after the first of 64 keys",
-    "aiter-pa-decode-page-1024-window-over-partitions": "a window over more than four partitions of 256 keys",
-    "aiter-pa-decode-ps-split-on-a-partition": "splits of whole partitions of 256 keys",
-    "aiter-pa-decode-non-ps-window-begins-a-partition": "a second partition of 256 keys",
-    "aiter-pa-decode-non-ps-v4d-window-begins-a-partition": "a second partition of 256 keys",
-    "tokenspeed-extend-empty-request": "a request of more than one page of 64 keys",
-}
-"""Entries whose case has more than two requests or 64 tokens, and what of the fault asks for that."""
-
-
 @pytest.mark.parametrize("defect", built_in_ledger(), ids=lambda d: d.id)
 def test_each_entry_says_in_a_line_what_is_wrong_how_bad_and_who_meets_it(defect: Defect) -> None:
     told = (defect.summary, defect.severity, defect.reachability)
     assert len(set(told)) == 3
     for text in told:
         assert len(text.splitlines()) == 1
-    case = defect.case
-    small = len(case.context_lens) <= 2 and sum(case.context_lens) <= 64
-    assert small is (defect.id not in LARGER)
+    assert readable(defect.case) is (defect.id not in LARGER)
 
 
 def test_what_an_entry_says_is_one_line(tmp_path: Path) -> None:

@@ -12,7 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fuzz import registry
-from fuzz.case import Pool, case_from_json
+from fuzz.case import Case, Pool, case_from_json
+from fuzz.features import labels
 from fuzz.plan import CounterChooser, Coverage, Plan, pairs_among, pairs_of
 from fuzz.space import Space
 from fuzz.strategies import cases
@@ -105,6 +106,31 @@ def test_an_impossible_pair_is_excluded_with_a_reason() -> None:
     assert space.excluded(frozenset({("requests", "many"), ("length", "one")})) is None
 
 
+def drawn(target: str, count: int, **pins: str) -> list[Case]:
+    space = Space(registry.load()[target])
+    return [space.draw(CounterChooser(7, stream, pins)) for stream in range(count)]
+
+
+def test_requests_of_a_batch_have_different_lengths() -> None:
+    batches = [case.context_lens for case in drawn("sglang.triton.decode", 200, requests="many")]
+    different = sum(len(set(lengths)) == len(lengths) for lengths in batches)
+    assert different > 150
+    assert sum(max(lengths) >= 3 * 256 for lengths in batches) > 50
+
+
+def test_what_hides_other_faults_is_off_half_of_the_time() -> None:
+    windows = [case.window for case in drawn("sglang.dcp.decode.window.2_ranks", 300)]
+    assert 120 < windows.count(None) < 210
+
+
+def test_a_prefix_of_one_key_is_a_class_of_its_own() -> None:
+    cases = drawn("sglang.dcp.extend.2_ranks", 60, query="but_one", requests="many")
+    prefixes = [n - q for case in cases for n, q in zip(case.context_lens, case.query_lens, strict=True)]
+    assert set(prefixes) <= {0, 1}
+    assert prefixes.count(1) > len(prefixes) // 2
+    assert all(("query", "but_one") in labels(case) for case in cases if max(case.context_lens) > 1)
+
+
 def test_plans_repeat_and_seeds_differ() -> None:
     space = Space(TARGETS[0])
 
@@ -137,4 +163,4 @@ def test_the_sequence_is_pinned() -> None:
     assert blake2b("".join(drawn).encode(), digest_size=8).hexdigest() == PINNED
 
 
-PINNED = "3b8ffa39f84489f3"
+PINNED = "bb3b196a0cd14536"

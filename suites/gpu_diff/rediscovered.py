@@ -19,6 +19,7 @@ import typer
 
 from fuzz.campaign import store
 from fuzz.campaign.finding import Finding, findings_of, saved_finding
+from fuzz.campaign.minimise import MOST_REQUESTS, MOST_TOKENS, readable
 from fuzz.campaign.run import Settings
 from fuzz.campaign.store import CampaignRow, Store
 from fuzz.case import case_from_dict
@@ -27,10 +28,21 @@ from fuzz.cli import guarded
 from fuzz.commands import built_in_ledger
 from fuzz.errors import Exit, Stop
 from fuzz.ledger import Defect
+from oracle.diagnose.model import Kind
 from oracle.kinds import Engine
 
-MOST_REQUESTS, MOST_TOKENS = 2, 64
-"""What the smallest case of a fault should come to, where the fault allows."""
+LARGER = {
+    "sglang-decode-logits-in-the-input-dtype": "rounding errors that add up over hundreds of keys of large logits",
+    "aiter-unified-attention-long-head-dim-80": "the kernel for contexts of more than 512 keys",
+    "aiter-unified-attention-window-low-logits": "a query whose window lies beyond the first tile of 64 keys",
+    "aiter-unified-attention-segments-low-logits": "a segment without a visible key, after the first of 64 keys",
+    "aiter-pa-decode-page-1024-window-over-partitions": "a window over more than four partitions of 256 keys",
+    "aiter-pa-decode-ps-split-on-a-partition": "splits of whole partitions of 256 keys",
+    "aiter-pa-decode-non-ps-window-begins-a-partition": "a second partition of 256 keys",
+    "aiter-pa-decode-non-ps-v4d-window-begins-a-partition": "a second partition of 256 keys",
+    "tokenspeed-extend-empty-request": "a request of more than one page of 64 keys",
+}
+"""Entries whose smallest case has more than two requests or 64 tokens, and what of the fault asks for that."""
 
 
 @dataclass(frozen=True)
@@ -51,11 +63,21 @@ class Row:
             return f"{self.defect.id}: cannot be there: {self.absent}"
         if self.found is None:
             return f"{self.defect.id}: NOT FOUND in {self.tried} cases of {', '.join(self.defect.targets)}"
-        requests, tokens = self.found.size[:2]
-        small = requests <= MOST_REQUESTS and tokens <= MOST_TOKENS
-        size = f"{requests} request{'' if requests == 1 else 's'}, {tokens} tokens"
-        how = f"{'minimised' if self.minimised else 'as found'}: {size}{'' if small else ' (large)'}"
+        lengths = self.found.case.context_lens
+        size = f"{len(lengths)} request{'' if len(lengths) == 1 else 's'}, {sum(lengths)} tokens"
+        large = f" (large: {LARGER.get(self.defect.id, 'it could be smaller')})"
+        how = f"{'minimised' if self.minimised else 'as found'}: {size}{'' if self.small else large}"
         return f"{self.defect.id}: {self.cases} cases; {self.found.check}, {self.found.diagnosis}; {how}"
+
+    @property
+    def small(self) -> bool:
+        """Whether it was found on a case that can be read."""
+        return self.found is not None and readable(self.found.case)
+
+    @property
+    def explained(self) -> bool:
+        """Whether its case was diagnosed, or failed a check that says itself what is wrong."""
+        return self.found is not None and self.found.diagnosis != Kind.UNEXPLAINED
 
 
 def compare(opened: Store, ledger: Sequence[Defect]) -> list[Row]:
@@ -107,8 +129,13 @@ def _row(
     if not defect.applies(settings.engine, settings.versions):
         return Row(defect, absent="the entry is of other versions")
     cases = len({finding.case for finding in found})
-    best = min(smaller or found, key=lambda finding: finding.size, default=None)
-    return Row(defect, cases, best, bool(smaller), sum(tried.get(target, 0) for target in defect.targets))
+    best = min([*smaller, *found], key=_place, default=None)
+    return Row(defect, cases, best, best in smaller, sum(tried.get(target, 0) for target in defect.targets))
+
+
+def _place(finding: Finding) -> tuple[bool, bool, tuple[int, ...]]:
+    """What is shown of an entry: a case that can be read, diagnosed if there is such a one, the smallest of them."""
+    return not readable(finding.case), finding.diagnosis in (None, Kind.UNEXPLAINED), finding.size
 
 
 def rediscovered(
@@ -124,6 +151,11 @@ def rediscovered(
     there = [row for row in rows if not row.absent]
     found = [row for row in there if row.found is not None]
     print(f"{len(found)} of {len(there)} entries found, {len(rows) - len(there)} cannot be there")
+    larger = sum(row.minimised and row.defect.id in LARGER and not row.small for row in found)
+    print(
+        f"of those {sum(row.small for row in found)} on at most {MOST_REQUESTS} requests and {MOST_TOKENS} tokens, "
+        f"{larger} made smaller as far as the fault allows, {sum(row.explained for row in found)} explained"
+    )
     if len(found) < len(there):
         raise Stop(Exit.FINDINGS)
 

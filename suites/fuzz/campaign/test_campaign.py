@@ -7,6 +7,7 @@ import os
 import signal
 import sqlite3
 from collections.abc import Callable
+from dataclasses import replace
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -14,8 +15,9 @@ from typing import Any
 import pytest
 
 from fuzz.campaign import rounds, run, store
+from fuzz.campaign.finding import Finding, saved_finding
 from fuzz.campaign.run import Campaign
-from fuzz.campaign.store import Store
+from fuzz.campaign.store import Store, reader, writer
 from fuzz.cli import main
 from fuzz.report.keep import Keeper
 from suites.fuzz.campaign.forked import ended, forked
@@ -216,6 +218,63 @@ def test_shards_are_disjoint_and_join_to_whole_rounds(tmp_path: Path, capsys: py
     fuzz(tmp_path / "2", "--cases", "90", "--shard", "2/3", "--resume")
     own = rows(tmp_path / "2")["results"]
     assert [row for row in rows(tmp_path / "all")["results"] if row[3] % 3 == 1] == own
+
+
+def made_smaller(folder: Path, tokens: int) -> dict[str, Finding]:
+    """Note that each finding of a store was minimised to one request of so many tokens; returns them by fault."""
+    made = {}
+    with writer(folder) as opened:
+        for row in opened.findings(1):
+            before = saved_finding(row.data)
+            after = replace(before, case=replace(before.case, context_lens=(tokens,)), made_from=row.id)
+            opened.set_minimised(row.id, after.to_dict())
+            made[json.dumps(row.fault)] = after
+    return made
+
+
+def smallest(folders: list[Path]) -> dict[Any, tuple[int, ...]]:
+    """The size of the smallest case of each fault, found or minimised, that the stores know."""
+    sizes: dict[Any, tuple[int, ...]] = {}
+    for folder in folders:
+        with reader(folder) as opened:
+            for row in opened.findings(1):
+                for data in filter(None, (row.data, row.minimised)):
+                    size = saved_finding(data).size
+                    sizes[row.fault] = min(size, sizes.get(row.fault, size))
+    return sizes
+
+
+def shown_after_a_merge(folders: list[Path], out: Path, capsys: pytest.CaptureFixture[str]) -> dict[Any, Finding]:
+    """The findings that the joined run tells of, by fault, read from their files."""
+    main(["store", "merge", *map(str, folders), "--out", str(out), "--json", *TARGETS[2:4]])
+    told = json.loads(capsys.readouterr().out)["targets"].values()
+    shown = {finding["id"]: Path(finding["case"]) for target in told for finding in target["findings"]}
+    assert {path.name for path in out.glob("finding-*")} == {path.name for path in shown.values()}
+    found = [saved_finding(json.loads(path.read_text())) for path in shown.values()]
+    assert {finding.id for finding in found} == set(shown)
+    assert len({finding.fault for finding in found}) == len(found)
+    return {finding.fault: finding for finding in found}
+
+
+def test_of_two_minimised_findings_of_one_fault_the_smaller_is_joined(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    one, other, third = parts = [tmp_path / name for name in "123"]
+    for number, folder in enumerate(parts, 1):
+        fuzz(folder, "--cases", "90", "--shard", f"{number}/3")
+    capsys.readouterr()
+    assert made_smaller(one, 2).keys() & made_smaller(other, 1).keys()
+    joined = shown_after_a_merge([one, other], tmp_path / "a", capsys)
+    assert {fault: finding.size for fault, finding in joined.items()} == smallest([one, other])
+    assert sum(finding.case.context_lens == (1,) for finding in joined.values()) > 1
+    assert shown_after_a_merge([other, one], tmp_path / "b", capsys) == joined
+    # Again, with a part that it holds and one that was not minimised.
+    again = shown_after_a_merge([tmp_path / "a", one, third], tmp_path / "c", capsys)
+    assert {fault: finding.size for fault, finding in again.items()} == smallest(parts)
+    # What a fault was made into gives way to a case of it that was found since and is smaller.
+    made_smaller(third, 9_999)
+    found = shown_after_a_merge([third], tmp_path / "d", capsys)
+    assert {fault: finding.size for fault, finding in found.items()} == smallest([third])
 
 
 def test_stores_that_do_not_belong_together_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -11,10 +11,17 @@ from hypothesis import strategies as st
 
 from fuzz import registry
 from fuzz.campaign.finding import Finding, findings_of
-from fuzz.campaign.minimise import Minimised, minimise, minimise_finding, minimise_findings
+from fuzz.campaign.minimise import (
+    Minimised,
+    _one_of_each_first,
+    minimise,
+    minimise_finding,
+    minimise_findings,
+    readable,
+)
 from fuzz.campaign.pool import Pool as Workers
 from fuzz.campaign.reductions import Reducer, weight
-from fuzz.campaign.run import Settings, open_pool, run_cases
+from fuzz.campaign.run import Outcome, Settings, open_pool, run_cases
 from fuzz.case import Case, Pool, Probe
 from fuzz.check.result import Check
 from fuzz.features import labels
@@ -23,6 +30,7 @@ from fuzz.strategies import cases
 from fuzz.support import unsupported
 from oracle.declare import Declaration, declaration_of
 from oracle.kinds import Engine
+from oracle.verdict import Verdict
 from suites.fuzz import planted
 from suites.fuzz.cases import extend_case, gather_case
 
@@ -147,6 +155,17 @@ def test_a_limit_ends_the_search() -> None:
     assert (found.case, len(judge.asked), found.complete) == (case, 4, False)
 
 
+def test_a_case_that_is_small_enough_is_where_it_stops() -> None:
+    declaration, case = declared(planted.gather_values), gather_case(context_lens=[17, 40, 3, 90])
+    fails = lambda c: any(n > 10 for n in c.context_lens)  # noqa: E731
+    found = minimise(declaration, case, Judge(fails), enough=readable)
+    assert not found.complete
+    assert readable(found.case)
+    assert fails(found.case)
+    assert minimise(declaration, found.case, Judge(fails), enough=readable).judged == 0
+    assert minimise(declaration, found.case, Judge(fails)).case.context_lens == (11,)
+
+
 def test_a_smaller_case_that_fails_too_is_where_it_starts() -> None:
     declaration, case = declared(planted.gather_values), gather_case(context_lens=[17, 40, 3])
     small = gather_case(context_lens=[1])
@@ -191,6 +210,53 @@ def test_findings_keep_check_and_diagnosis_on_a_smaller_case(workers: Workers) -
         assert sum(one.after.case.context_lens) <= 2
         assert any(line.startswith("context_lens: [33, 57] -> ") for line in one.lines())
         assert "scale: 0.5 -> None" in one.lines()
+
+
+def test_checks_of_one_case_are_judged_once(workers: Workers, monkeypatch: pytest.MonkeyPatch) -> None:
+    declaration = declared(planted.extend_window)
+    values, lse = found_on(
+        declaration, extend_case(context_lens=[33], query_lens=[33], window=9, index_dtype="int32"), workers
+    )
+    asked: list[Case] = []
+
+    def counted(pool: Workers, requests: Iterator[tuple[str, Case]], how: Settings) -> Iterator[Outcome]:
+        given = list(requests)
+        asked.extend(case for _, case in given)
+        return run_cases(pool, iter(given), how)
+
+    monkeypatch.setattr("fuzz.campaign.minimise.run_cases", counted)
+    several = minimise_findings([values, lse], [declaration], workers, HOW, None)
+    assert [(one.complete, one.after.smallest) for one in several] == [(True, True)] * 2
+    assert len({one.after.case for one in several}) == 1
+    assert len(asked) == len(set(asked))
+    assert all(one.after.made_from == one.before.id for one in several)
+
+
+def test_each_known_defect_comes_before_its_other_checks_and_targets() -> None:
+    case = gather_case(context_lens=[1])
+    known = [finding_of("a", Check.VALUES, "e"), finding_of("b", Check.NAN, "e"), finding_of("a", Check.NAN, "f")]
+    first, others = _one_of_each_first([*known, finding_of("a", Check.LSE, None), finding_of("b", Check.LSE, None)])
+    assert {(f.target, f.entry) for f in first} >= {("a", "f"), ("a", None), ("b", None)}
+    assert [f.entry for f in others] == ["e"]
+    assert len(first) == 4
+    assert all(f.case == case for f in first)
+
+
+def finding_of(target: str, check: Check, entry: str | None) -> Finding:
+    return Finding(
+        target=target,
+        check=check,
+        verdict=Verdict.FAIL,
+        message="",
+        evidence={},
+        diagnosis=None,
+        worst_ratio=None,
+        engine=Engine.EMULATOR,
+        versions={},
+        known=None,
+        case=gather_case(context_lens=[1]),
+        entry=entry,
+    )
 
 
 def test_a_finding_that_cannot_be_smaller_is_said_to_be_so(workers: Workers) -> None:

@@ -1,4 +1,4 @@
-"""Which cases a search tries: the plan first, then mutations inside the case space; feedback in any order."""
+"""Which cases a search tries: the plan, mutations inside the case space; feedback in any order."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ def asked(search: Search, count: int, seen: Seen = WELL) -> list[Ask]:
 
 
 @by_name
-def test_the_plan_comes_first_and_covers_every_pair(name: str) -> None:
+def test_every_second_case_is_the_plans_until_it_covers_every_pair(name: str) -> None:
     space = Space(TARGETS[name])
-    asks = asked(Search(space, 5), 200)
+    asks = asked(Search(space, 5), 400)
     planned = [ask for ask in asks if ask.origin is Origin.PLAN]
-    assert asks[: len(planned)] == planned
+    assert asks[: 2 * len(planned) : 2] == planned
     assert [ask.case for ask in planned] == list(islice(Plan(space, 5), len(planned)))
     coverage = Coverage(space)
     for ask in planned:
