@@ -121,10 +121,7 @@ def _weight(declaration: Declaration, case: Case) -> tuple[int, ...]:
 
 @dataclass
 class FindingJudge:
-    """Runs cases in a pool: does a finding show again, by the same check, diagnosis and ledger entry?
-
-    The entry is that of the settings' ledger, whether or not it explained the finding when it was found: so a search
-    that ignores the ledger keeps its faults apart, too. ``shown`` keeps the finding of every case that shows it;
+    """Runs cases in a pool: does a finding show again, as ``shows`` says? ``shown`` keeps the finding of every case that shows it;
     ``errors`` the failures of our own code, which show nothing.
     """
 
@@ -137,17 +134,26 @@ class FindingJudge:
     def __call__(self, cases: Sequence[Case]) -> list[bool]:
         """Judge the cases."""
         requests = iter([(self.finding.target, case) for case in cases])
-        wanted = _fault(self.finding, self.settings)
         for outcome in run_cases(self.pool, requests, self.settings):
             if outcome.harness is not None:
                 self.errors.append(outcome.harness)
                 continue
             for found in findings_of(outcome.target, outcome.case, outcome.result, self.settings):
-                if _fault(found, self.settings) == wanted:
+                if shows(found, self.finding, self.settings):
                     self.shown[outcome.case] = replace(
                         found, known=self.finding.known, entry=self.finding.entry, modules=self.finding.modules
                     )
         return [case in self.shown for case in cases]
+
+
+def shows(found: Finding, like: Finding, settings: Settings) -> bool:
+    """Whether a finding shows the fault of another: the same check, diagnosis and ledger entry, and as clearly.
+
+    Clearly: no more explanations of the diagnosed class fit. Over two keys, windows of two, of three and none at all
+    look the same. The entry is that of the settings' ledger, whether or not it explained the finding when it was found:
+    so a search that ignores the ledger keeps its faults apart, too.
+    """
+    return _fault(found, settings) == _fault(like, settings) and found.ways <= like.ways
 
 
 def _fault(found: Finding, settings: Settings) -> tuple[str | None, ...]:
