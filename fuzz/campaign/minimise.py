@@ -121,8 +121,9 @@ def _weight(declaration: Declaration, case: Case) -> tuple[int, ...]:
 
 @dataclass
 class FindingJudge:
-    """Runs cases in a pool: does a finding show again, as ``shows`` says? ``shown`` keeps the finding of every case that shows it;
-    ``errors`` the failures of our own code, which show nothing.
+    """Runs cases in a pool: does a finding show again, as ``shows`` says?
+
+    ``shown`` keeps the finding of every case that shows it; ``errors`` the failures of our own code: they show nothing.
     """
 
     finding: Finding
