@@ -142,7 +142,7 @@ def pytest_runtest_makereport(
     item: pytest.Item, call: pytest.CallInfo[None]
 ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
     current = sys.modules.get("attn_oracle.current")
-    found = current.take() if current is not None and call.when == "call" else []
+    found = [r for r in current.take() if r.cases] if current is not None and call.when == "call" else []
     if found:
         item.user_properties.append((PROPERTY, [record.to_dict() for record in found]))
         item.add_report_section("call", "attn-oracle", "\n".join(_said(record.to_dict()) for record in found))

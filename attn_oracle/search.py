@@ -155,7 +155,13 @@ class _Search:
         if "finding" in found:
             case, judged = DrawnCase(case.target, found["words"], found["case"], case.named), found
         end = "no single reduction keeps the fault" if found["complete"] else "the time was up: it may be smaller yet"
-        _fail(case, judged, self.record, self.engine, f"of {found['tried']} cases tried; {end}")
+        _fail(
+            case,
+            judged,
+            self.record,
+            self.engine,
+            f"of {found['tried']} {'case' if found['tried'] == 1 else 'cases'} tried; {end}",
+        )
 
 
 def _search(own: Named, record: Record, chosen: Options, engine: str) -> AttentionMismatch | None:

@@ -231,7 +231,7 @@ def test_wheel_holds_the_packages_without_our_tests(tmp_path: Path) -> None:
     assert {name for name in names if name.endswith(".py")} == expected
     assert {"attn_oracle/py.typed", "oracle/py.typed", "fuzz/py.typed"} <= names
     assert "attn-oracle = attn_oracle_cli:main" in entry_points
-    assert "attn_oracle = attn_oracle_pytest" in entry_points
+    assert "attn_oracle_pytest = attn_oracle_pytest" in entry_points
 
 
 def test_distribution_checker_sees_what_is_missing_and_what_is_too_much() -> None:
