@@ -181,7 +181,9 @@ def _said(record: dict[str, Any]) -> str:
     return line + ratio + "".join(f"\n  {finding['path']}: {finding['case']}" for finding in record["findings"])
 
 
-def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+def pytest_terminal_summary(
+    terminalreporter: pytest.TerminalReporter, exitstatus: pytest.ExitCode, config: pytest.Config
+) -> None:
     found: dict[tuple[str, str], dict[str, Any]] = {}
     replays: dict[str, None] = {}
     for reports in terminalreporter.stats.values():
@@ -193,7 +195,7 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
                 replays |= dict.fromkeys(finding["replay"] for finding in record["findings"])
     lines = [_said({"target": target, "engine": engine, **total}) for (target, engine), total in found.items()]
     lines += [f"replay: {replay}" for replay in replays]
-    if _nothing_replayed(config):
+    if exitstatus in (pytest.ExitCode.OK, pytest.ExitCode.NO_TESTS_COLLECTED) and _nothing_replayed(config):
         lines.append("nothing was replayed: no test that ran searches the target of these findings")
     if lines:
         terminalreporter.section("attn-oracle")

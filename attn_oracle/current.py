@@ -107,6 +107,30 @@ def take() -> list[Record]:
     return found
 
 
+def keep(record: Record, kind: str, kept: dict[str, Any]) -> None:
+    """Put a finding into a record, in place of that of the same class. Raises OSError.
+
+    The plugin writes what is kept when the test ends. Without it nobody would, so the file is written here.
+    """
+    if PLUGIN not in sys.modules:
+        _unlink(record.findings.get(kind))
+        write(Path(kept["path"]), kept["finding"])
+    record.findings[kind] = kept
+
+
+def forget(record: Record) -> None:
+    """Drop the findings of a record."""
+    if PLUGIN not in sys.modules:
+        for kept in record.findings.values():
+            _unlink(kept)
+    record.findings.clear()
+
+
+def _unlink(kept: Mapping[str, Any] | None) -> None:
+    if kept is not None:
+        Path(kept["path"]).unlink(missing_ok=True)
+
+
 def path_of(finding: Mapping[str, Any]) -> Path:
     """Where a finding is kept: `attn-oracle replay` reads it."""
     return Path(options().out or DEFAULT_OUT) / f"finding-{finding['id']}.json"

@@ -17,7 +17,7 @@ from hypothesis import HealthCheck, Phase, Verbosity, given, settings, strategie
 from attn_oracle import current
 from attn_oracle.current import Record
 from attn_oracle.drawn import DrawnCase, drawn, opened, skip
-from attn_oracle.options import DEFAULT_CASES, MARKER, Options, parse
+from attn_oracle.options import DEFAULT_CASES, MARKER, OptionError, Options, parse
 from attn_oracle.process import Unavailable, UsageError, shared
 from attn_oracle.target import Named, Target, named
 from oracle.failure import AttentionMismatch, mismatch_type
@@ -50,7 +50,14 @@ def check(
     """
     __tracebackhide__ = True
     given_here = {"cases": cases, "time": time, "seed": seed, "engine": engine, "modules": modules}
-    call = Options(**{n: parse(f"check: {n}", n, value) for n, value in given_here.items() if value is not None})
+    try:
+        call = Options(**{n: parse(f"check: {n}", n, value) for n, value in given_here.items() if value is not None})
+        return _checked(target, call)
+    except (AttentionMismatch, UsageError, OptionError) as said:
+        raise said.with_traceback(None) from None  # the text says it all
+
+
+def _checked(target: Target | None, call: Options) -> Record:
     chosen = current.options(call)
     target = target if target is not None else chosen.target
     if target is None:
@@ -64,7 +71,7 @@ def check(
     except Unavailable as reason:
         skip(target, reason)
     if failed is not None:
-        raise type(failed)(str(failed), failed.evidence) from None
+        raise failed
     if record.cases and set(record.verdicts) == {"unsupported"}:
         pytest.skip(f"{own.name}: all of {record.cases} cases are unsupported")
     return record
@@ -104,13 +111,14 @@ def _fail(case: DrawnCase, judged: dict[str, Any], record: Record, engine: str, 
     path = current.path_of(judged["finding"])
     replay = case.named.replay(path, engine)
     lines = [judged["text"], *([f"  {'smallest':<11}{tried}"] if tried else []), f"  {'replay':<11}{replay}"]
-    record.findings[kind.__name__] = {
+    kept = {
         "finding": judged["finding"],
         "case": case.words,
         "path": str(path),
         "replay": replay,
         "text": "\n".join(lines),
     }
+    current.keep(record, kind.__name__, kept)
     raise kind("\n".join(lines), {**judged["finding"]["evidence"], "case": dict(case.data)})
 
 
@@ -173,7 +181,7 @@ def _search(own: Named, record: Record, chosen: Options, engine: str) -> Attenti
     while True:
         _round(own, search, number, seed)
         if search.failed is not None:
-            record.findings.clear()
+            current.forget(record)
             return _raised(search.smallest)
         if until is None or clock.monotonic() > until:
             return None

@@ -173,6 +173,17 @@ def test_without_the_plugin_the_function_still_searches(repository: Repository) 
     assert "attn-oracle" not in done.stdout
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("test", [CHECK.replace("(attn_oracle)", "()"), GIVEN], ids=["check", "given"])
+def test_without_the_plugin_the_finding_that_the_text_names_is_written(repository: Repository, test: str) -> None:
+    repository.write(mine=kernel(wrong=True), test_mine="import attn_oracle\n" + test.replace("cases=8", "cases=25"))
+    done = repository.pytest(plugin=False)
+    assert done.returncode == 1, done.stdout + done.stderr
+    path, data = finding(repository.folder / ".attn-oracle")
+    assert data["diagnosis"] == "window"
+    assert f"attn-oracle replay {path.relative_to(repository.folder)} --targets mine.py" in done.stdout
+
+
 CRASHES = "import os\n" + kernel().replace("    out = torch.empty", "    os.abort()\n    out = torch.empty", 1)
 RAISES = kernel().replace("    out = torch.empty", "    lengths[9]\n    out = torch.empty", 1)
 CLASH = "from fuzz.own import it\n" + kernel()
@@ -210,6 +221,18 @@ def test_what_goes_wrong_is_said_in_a_line(repository: Repository, test: str) ->
     done = repository.pytest("-p", "no:faulthandler")
     assert done.returncode == 1, done.stdout + done.stderr
     assert said in done.stdout
+    assert "attn_oracle/" not in done.stdout, "a frame of ours"
+
+
+@pytest.mark.slow
+def test_a_broken_finding_is_said_in_a_line(repository: Repository) -> None:
+    repository.write(mine=kernel(), test_mine=CHECK)
+    (repository.folder / "broken.json").write_text('{"schema": 1, "target": "mine.attention", "case": {}}')
+    done = repository.pytest("--attn-replay=broken.json")
+    assert done.returncode == 1, done.stdout + done.stderr
+    assert "UsageError: broken.json: case.schema: missing; allowed: 1\n" in done.stdout
+    assert "attn_oracle/" not in done.stdout, "a frame of ours"
+    assert "nothing was replayed" not in done.stdout
 
 
 NO_GPU = {"CUDA_VISIBLE_DEVICES": "", "HIP_VISIBLE_DEVICES": ""}
