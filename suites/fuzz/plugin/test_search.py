@@ -297,3 +297,8 @@ def test_a_finding_that_no_test_judges_is_no_pass(repository: Repository) -> Non
     assert done.returncode == pytest.ExitCode.NO_TESTS_COLLECTED, done.stdout
     assert "nothing was replayed: no test that ran searches the target of these findings" in done.stdout
     assert "mine.attention: no finding of it in finding-x.json" in done.stdout
+
+
+def test_a_frame_of_ours_is_seen() -> None:
+    assert OUR_FRAME.search("../site-packages/attn_oracle/process.py:88: UsageError")
+    assert not OUR_FRAME.search("attn_oracle = <module 'attn_oracle' from '/site-packages/attn_oracle/__init__.py'>")
