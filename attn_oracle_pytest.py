@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import importlib
 import sys
-from collections.abc import Generator, Iterator
+from collections.abc import Generator
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
@@ -32,7 +32,7 @@ _OPTIONS = {
     "replay": ("PATH", "judge only the case of this finding, or those of this folder"),
 }
 
-_state = SimpleNamespace(command=None, configured=None, item=None)
+_state = SimpleNamespace(command=None, configured=None, item=None, judged=False, no_engine=False)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -49,11 +49,15 @@ def pytest_configure(config: pytest.Config) -> None:
         "neither its call nor the command line says so.",
     )
     _state.command, _state.configured, _state.item = _given(config, "--attn-"), _given(config, "attn_"), None
+    _state.judged = _state.no_engine = False
     _check_engine((_state.command or {}).get("engine"))
 
 
 def _check_engine(asked: str | None) -> None:
-    """An engine that the command line names has to run here: skipped tests would pass for a run on it."""
+    """An engine that the command line names has to run here: skipped tests would pass for a run on it.
+
+    One that the configuration file names has to as soon as a test searches, and not before: other tests run anywhere.
+    """
     if asked is None:
         return
     reason = importlib.import_module("attn_oracle.options").missing_device(asked)
@@ -134,39 +138,69 @@ def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object
 
 
 @pytest.hookimpl(wrapper=True)
-def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> Iterator[Any]:
+def pytest_runtest_makereport(
+    item: pytest.Item, call: pytest.CallInfo[None]
+) -> Generator[None, pytest.TestReport, pytest.TestReport]:
     current = sys.modules.get("attn_oracle.current")
-    found = current.take() if current is not None and call.when == "call" else []
+    found = [r for r in current.take() if r.cases] if current is not None and call.when == "call" else []
     if found:
         item.user_properties.append((PROPERTY, [record.to_dict() for record in found]))
         item.add_report_section("call", "attn-oracle", "\n".join(_said(record.to_dict()) for record in found))
-    return (yield)
+    report = yield
+    if current is not None and call.excinfo is not None and call.excinfo.errisinstance(current.EngineUnavailable):
+        report.attn_oracle_no_engine = True  # type: ignore[attr-defined]  # goes through xdist with the rest
+    return report
+
+
+def pytest_runtest_logreport(report: pytest.TestReport) -> None:
+    _state.no_engine |= getattr(report, "attn_oracle_no_engine", False)
+    _state.judged |= report.when == "call" and any(name == PROPERTY for name, _ in report.user_properties)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    if hasattr(session.config, "workerinput"):  # of xdist: its controller decides
+        return
+    if _state.no_engine:
+        session.exitstatus = pytest.ExitCode.USAGE_ERROR
+    elif session.exitstatus == pytest.ExitCode.OK and _nothing_replayed(session.config):
+        session.exitstatus = pytest.ExitCode.NO_TESTS_COLLECTED
+
+
+def _nothing_replayed(config: pytest.Config) -> bool:
+    """Whether a finding was to be judged and no test judged any case: that is no pass."""
+    asked = {**(_state.configured or {}), **(_state.command or {})}.get("replay")
+    return asked is not None and not _state.judged and not config.option.collectonly
 
 
 def _said(record: dict[str, Any]) -> str:
     verdicts = ", ".join(f"{verdict} {count}" for verdict, count in record["verdicts"].items())
-    line = f"{record['target']}: {record['cases']} cases ({verdicts or 'none'}), {record['elements']} elements"
+    number = "1 case" if record["cases"] == 1 else f"{record['cases']} cases"
+    line = f"{record['target']}: {number} ({verdicts or 'none'}) on {record['engine']}, {record['elements']} elements"
     ratio = "" if record["worst_ratio"] is None else f", worst error/budget {record['worst_ratio']:.2g}"
     return line + ratio + "".join(f"\n  {finding['path']}: {finding['case']}" for finding in record["findings"])
 
 
-def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    found: dict[str, dict[str, Any]] = {}
+def pytest_terminal_summary(
+    terminalreporter: pytest.TerminalReporter, exitstatus: pytest.ExitCode, config: pytest.Config
+) -> None:
+    found: dict[tuple[str, str], dict[str, Any]] = {}
     replays: dict[str, None] = {}
     for reports in terminalreporter.stats.values():
         for report in reports:
             if getattr(report, "when", None) != "call":
                 continue
             for record in (r for name, value in report.user_properties if name == PROPERTY for r in value):
-                _add(found.setdefault(record["target"], {}), record)
+                _add(found.setdefault((record["target"], record["engine"]), {}), record)
                 replays |= dict.fromkeys(finding["replay"] for finding in record["findings"])
-    if not found:
-        return
-    terminalreporter.section("attn-oracle")
-    for target, total in found.items():
-        terminalreporter.line(_said({"target": target, **total}))
-    for replay in replays:
-        terminalreporter.line(f"replay: {replay}")
+    lines = [_said({"target": target, "engine": engine, **total}) for (target, engine), total in found.items()]
+    lines += [f"replay: {replay}" for replay in replays]
+    if exitstatus in (pytest.ExitCode.OK, pytest.ExitCode.NO_TESTS_COLLECTED) and _nothing_replayed(config):
+        lines.append("nothing was replayed: no test that ran searches the target of these findings")
+    if lines:
+        terminalreporter.section("attn-oracle")
+    for line in lines:
+        terminalreporter.line(line)
 
 
 def _add(total: dict[str, Any], record: dict[str, Any]) -> None:

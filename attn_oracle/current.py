@@ -10,9 +10,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from attn_oracle.options import DEFAULT_OUT, Options
+from attn_oracle.options import DEFAULT_OUT, Options, missing_device
+from attn_oracle.process import UsageError
 
 PLUGIN = "attn_oracle_pytest"
+
+
+class EngineUnavailable(UsageError):
+    """The engine that is named for the whole run cannot run here. A test that was skipped for it would look green."""
 
 
 def options(call: Options | None = None) -> Options:
@@ -23,6 +28,25 @@ def options(call: Options | None = None) -> Options:
     command, marker, configured = plugin.layers()
     found: Options = command.over((call or Options()).over(marker.over(configured)))
     return found
+
+
+def engine(call: Options | None = None) -> str:
+    """The engine in force, `auto` where none is named.
+
+    Raises EngineUnavailable where the configuration file names one that cannot run here. One that a call or a marker
+    names is that test's alone, and what the command line names was looked at before the first test.
+    """
+    chosen = options(call).engine or "auto"
+    plugin = sys.modules.get(PLUGIN)
+    if plugin is None or (call is not None and call.engine is not None):
+        return chosen
+    command, marker, configured = plugin.layers()
+    if command.engine is marker.engine is None and configured.engine is not None:
+        reason = missing_device(configured.engine)
+        if reason is not None:
+            said = f"attn_engine: {configured.engine!r} cannot run here: {reason}"
+            raise EngineUnavailable(f"{said}; allowed: auto, emulator (--attn-engine=auto for one run)")
+    return chosen
 
 
 @dataclass
@@ -81,6 +105,30 @@ def take() -> list[Record]:
         for kept in record.findings.values():
             write(Path(kept["path"]), kept["finding"])
     return found
+
+
+def keep(record: Record, kind: str, kept: dict[str, Any]) -> None:
+    """Put a finding into a record, in place of that of the same class. Raises OSError.
+
+    The plugin writes what is kept when the test ends. Without it nobody would, so the file is written here.
+    """
+    if PLUGIN not in sys.modules:
+        _unlink(record.findings.get(kind))
+        write(Path(kept["path"]), kept["finding"])
+    record.findings[kind] = kept
+
+
+def forget(record: Record) -> None:
+    """Drop the findings of a record."""
+    if PLUGIN not in sys.modules:
+        for kept in record.findings.values():
+            _unlink(kept)
+    record.findings.clear()
+
+
+def _unlink(kept: Mapping[str, Any] | None) -> None:
+    if kept is not None:
+        Path(kept["path"]).unlink(missing_ok=True)
 
 
 def path_of(finding: Mapping[str, Any]) -> Path:

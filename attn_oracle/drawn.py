@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, NoReturn
 
+import pytest
 from hypothesis import strategies as st
 
 from attn_oracle import current
 from attn_oracle.options import TIMEOUT_S
-from attn_oracle.process import shared
+from attn_oracle.process import Unavailable, shared
 from attn_oracle.target import Named, Target, named
 
 
@@ -35,9 +36,19 @@ def cases(draw: st.DrawFn, target: Target, modules: tuple[str, ...] | None = Non
     """Cases inside what a target declares, the simplest first: one request, few keys, no feature.
 
     target: a declared function, or a name that `modules` (names, or .py files) declare. `draw` is Hypothesis's, and not
-    given: `cases(mine)`. Raises UsageError for a target that is unknown, Unavailable where it cannot run here.
+    given: `cases(mine)`. Raises UsageError for a target that is unknown; skips the test where it cannot run here.
     """
-    return drawn(draw, opened(named(target, modules)))
+    try:
+        own = opened(named(target, modules))
+    except Unavailable as reason:
+        skip(target, reason)
+    return drawn(draw, own)
+
+
+def skip(target: Target, reason: Unavailable) -> NoReturn:
+    """Skip the test that runs."""
+    name = target if isinstance(target, str) else getattr(target, "__name__", target)
+    pytest.skip(f"{name}: {reason}")
 
 
 def drawn(draw: st.DrawFn, own: Named) -> DrawnCase:
@@ -54,10 +65,14 @@ def drawn(draw: st.DrawFn, own: Named) -> DrawnCase:
 
 
 def opened(own: Named, engine: str | None = None) -> Named:
-    """The same target, known to our process and able to run here. Raises UsageError, Unavailable."""
-    engine = engine or current.options().engine or "auto"
+    """The same target, known to our process and able to run here. engine: the one in force, where none is given.
+
+    Raises UsageError, Unavailable.
+    """
+    engine = engine or current.engine()
     process = shared()
-    if process.opened.get(own.name) != (own.modules, engine):
-        process.ask("open", target=own.name, modules=list(own.modules), engine=engine, timeout=TIMEOUT_S)
-        process.opened[own.name] = (own.modules, engine)
-    return own
+    known = process.opened.get(own.name)
+    if known is None or known[:2] != (own.modules, engine):
+        said = process.ask("open", target=own.name, modules=list(own.modules), engine=engine, timeout=TIMEOUT_S)
+        known = process.opened[own.name] = own.modules, engine, said["engine"]
+    return replace(own, runs_on=known[2])

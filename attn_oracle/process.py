@@ -36,8 +36,8 @@ class Process:
 
     def __init__(self) -> None:
         self._child: subprocess.Popen[str] | None = None
-        self.opened: dict[str, tuple[tuple[str, ...], str]] = {}
-        """modules and engine of each target that the other side has"""
+        self.opened: dict[str, tuple[tuple[str, ...], str, str]] = {}
+        """of each target that the other side has: modules, the engine asked for, the engine it runs on"""
         self._said = tempfile.TemporaryFile()  # noqa: SIM115 - closed with the process
 
     def ask(self, do: str, **request: Any) -> dict[str, Any]:

@@ -16,8 +16,8 @@ from hypothesis import HealthCheck, Phase, Verbosity, given, settings, strategie
 
 from attn_oracle import current
 from attn_oracle.current import Record
-from attn_oracle.drawn import DrawnCase, drawn, opened
-from attn_oracle.options import DEFAULT_CASES, MARKER, Options, parse
+from attn_oracle.drawn import DrawnCase, drawn, opened, skip
+from attn_oracle.options import DEFAULT_CASES, MARKER, OptionError, Options, parse
 from attn_oracle.process import Unavailable, UsageError, shared
 from attn_oracle.target import Named, Target, named
 from oracle.failure import AttentionMismatch, mismatch_type
@@ -50,20 +50,28 @@ def check(
     """
     __tracebackhide__ = True
     given_here = {"cases": cases, "time": time, "seed": seed, "engine": engine, "modules": modules}
-    call = Options(**{n: parse(f"check: {n}", n, value) for n, value in given_here.items() if value is not None})
+    try:
+        call = Options(**{n: parse(f"check: {n}", n, value) for n, value in given_here.items() if value is not None})
+        return _checked(target, call)
+    except (AttentionMismatch, UsageError, OptionError) as said:
+        raise said.with_traceback(None) from None  # the text says it all
+
+
+def _checked(target: Target | None, call: Options) -> Record:
     chosen = current.options(call)
     target = target if target is not None else chosen.target
     if target is None:
         raise UsageError(f"check: no target; give one, or mark the test: the marker takes {', '.join(MARKER)}")
+    asked = current.engine(call)
     try:
-        own = opened(named(target, chosen.modules), chosen.engine)
-        record = Record(own.name, chosen.engine or "auto", chosen.seed or 0)
+        own = opened(named(target, chosen.modules), asked)
+        record = Record(own.name, own.runs_on, chosen.seed or 0)
         current.records.append(record)
-        failed = _replay(own, record, chosen) if chosen.replay else _search(own, record, chosen)
+        failed = _replay(own, record, chosen, asked) if chosen.replay else _search(own, record, chosen, asked)
     except Unavailable as reason:
-        pytest.skip(f"{target if isinstance(target, str) else getattr(target, '__name__', target)}: {reason}")
+        skip(target, reason)
     if failed is not None:
-        raise type(failed)(str(failed), failed.evidence) from None
+        raise failed
     if record.cases and set(record.verdicts) == {"unsupported"}:
         pytest.skip(f"{own.name}: all of {record.cases} cases are unsupported")
     return record
@@ -75,10 +83,10 @@ def judge(case: DrawnCase) -> None:
     For a test with `@given(case=attn_oracle.cases(...))`. A case that the target does not support is rejected.
     """
     __tracebackhide__ = True
-    engine = current.options().engine or "auto"
-    record = next((r for r in current.records if r.target == case.target), None)
+    engine = current.engine()
+    record = next((r for r in current.records if (r.target, r.engine) == (case.target, case.named.runs_on)), None)
     if record is None:
-        record = Record(case.target, engine)
+        record = Record(case.target, case.named.runs_on)
         current.records.append(record)
     judged = _judged(case, record)
     if judged["verdict"] == "unsupported":
@@ -103,13 +111,14 @@ def _fail(case: DrawnCase, judged: dict[str, Any], record: Record, engine: str, 
     path = current.path_of(judged["finding"])
     replay = case.named.replay(path, engine)
     lines = [judged["text"], *([f"  {'smallest':<11}{tried}"] if tried else []), f"  {'replay':<11}{replay}"]
-    record.findings[kind.__name__] = {
+    kept = {
         "finding": judged["finding"],
         "case": case.words,
         "path": str(path),
         "replay": replay,
         "text": "\n".join(lines),
     }
+    current.keep(record, kind.__name__, kept)
     raise kind("\n".join(lines), {**judged["finding"]["evidence"], "case": dict(case.data)})
 
 
@@ -154,19 +163,25 @@ class _Search:
         if "finding" in found:
             case, judged = DrawnCase(case.target, found["words"], found["case"], case.named), found
         end = "no single reduction keeps the fault" if found["complete"] else "the time was up: it may be smaller yet"
-        _fail(case, judged, self.record, self.engine, f"of {found['tried']} cases tried; {end}")
+        _fail(
+            case,
+            judged,
+            self.record,
+            self.engine,
+            f"of {found['tried']} {'case' if found['tried'] == 1 else 'cases'} tried; {end}",
+        )
 
 
-def _search(own: Named, record: Record, chosen: Options) -> AttentionMismatch | None:
+def _search(own: Named, record: Record, chosen: Options, engine: str) -> AttentionMismatch | None:
     """The smallest failure that was found, None if there was none."""
     until = None if chosen.time is None else clock.monotonic() + chosen.time
-    search = _Search(record, chosen.engine or "auto", until)
+    search = _Search(record, engine, until)
     number = ROUND if until is not None else chosen.cases or DEFAULT_CASES
     seed = chosen.seed or 0
     while True:
         _round(own, search, number, seed)
         if search.failed is not None:
-            record.findings.clear()
+            current.forget(record)
             return _raised(search.smallest)
         if until is None or clock.monotonic() > until:
             return None
@@ -207,7 +222,7 @@ def _raised(run: Callable[[], None]) -> AttentionMismatch | None:
     return None
 
 
-def _replay(own: Named, record: Record, chosen: Options) -> AttentionMismatch | None:
+def _replay(own: Named, record: Record, chosen: Options, engine: str) -> AttentionMismatch | None:
     """Judge the cases of findings of this target, and nothing else."""
     found = shared().ask("findings", path=str(Path(chosen.replay or "")))["findings"]
     mine = [one for one in found if one["target"] == own.name]
@@ -217,5 +232,5 @@ def _replay(own: Named, record: Record, chosen: Options) -> AttentionMismatch | 
         case = DrawnCase(own.name, one["words"], one["case"], own)
         judged = _judged(case, record)
         if "finding" in judged:
-            return _raised(partial(_fail, case, judged, record, chosen.engine or "auto"))
+            return _raised(partial(_fail, case, judged, record, engine))
     return None

@@ -21,11 +21,15 @@ Target = str | Callable[..., Any]
 
 @dataclass(frozen=True)
 class Named:
-    """A target's name, the modules that declare it, and folders that these need on the path."""
+    """A target's name, the modules that declare it, and folders that these need on the path.
+
+    runs_on: the engine on which our process runs it, once it is open there.
+    """
 
     name: str
     modules: tuple[str, ...]
     folders: tuple[str, ...] = ()
+    runs_on: str = ""
 
     def replay(self, path: Path, engine: str) -> str:
         """The command that runs a finding again."""

@@ -31,8 +31,8 @@ import torch
 
 from fuzz import engine as engines
 from fuzz import registry
-from fuzz.campaign.finding import Finding, finding_from_dict, findings_of
-from fuzz.campaign.minimise import minimise
+from fuzz.campaign.finding import Finding, finding_from_dict, findings_of, saved_finding
+from fuzz.campaign.minimise import minimise, shows
 from fuzz.campaign.run import Settings, job_of, outcome_of
 from fuzz.campaign.worker import Limits, Worker, fair_memory_bytes
 from fuzz.case import Case, case_from_dict
@@ -155,16 +155,16 @@ class _Session:
         Says its judgement, as `judge` does, with case, words, tried (cases judged) and complete (no single reduction
         keeps the fault); tried and complete alone, where nothing smaller shows it.
         """
-        name, case, like = request["target"], case_from_dict(request["case"]), request["finding"]
+        name, case, like = request["target"], case_from_dict(request["case"]), saved_finding(request["finding"])
         target, deadline = self.targets[name], time.monotonic() + request["time"]
         # A candidate that takes longer than all of the time hangs, unless hanging is what is looked for.
-        most_s = math.inf if like["check"] == Check.HANG else max(request["time"], 1.0)
+        most_s = math.inf if like.check is Check.HANG else max(request["time"], 1.0)
         shown: dict[Case, dict[str, Any]] = {}
 
         def judge(cases: Sequence[Case]) -> list[bool]:
             for one in cases:
                 said = self._judged(name, one, min(target.settings.timeout_s, most_s))
-                if "finding" in said and _alike(said["finding"], like):
+                if "finding" in said and shows(saved_finding(said["finding"]), like, target.settings):
                     shown[one] = said
             return [one in shown for one in cases]
 
@@ -226,20 +226,8 @@ def _failed(found: Sequence[Finding], case: Case, name: str) -> dict[str, Any]:
         "diagnosis": leading.diagnosis,
         "finding": leading.to_dict(),
         "failed": [f.check for f in found],
-        "ways": _ways(leading.to_dict()),
+        "ways": leading.ways,
     }
-
-
-def _alike(smaller: Mapping[str, Any], like: Mapping[str, Any]) -> bool:
-    """Whether a finding shows the fault of another, and as clearly: over two keys, windows of 2, 3 and none are one."""
-    same = all(smaller[name] == like[name] for name in ("check", "diagnosis"))
-    return same and _ways(smaller) <= _ways(like)
-
-
-def _ways(finding: Mapping[str, Any]) -> int:
-    """How many explanations of the diagnosed class fit; 0 where there is no diagnosis."""
-    found = finding["evidence"].get("diagnosis")
-    return 0 if not found else sum(one["kind"] == finding["diagnosis"] for one in (found, *found["runners_up"]))
 
 
 def _own_device(engine: Engine) -> None:

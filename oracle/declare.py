@@ -305,9 +305,11 @@ class _Operation:
 
     def __call__(
         self,
+        function: None = None,
+        /,
         *,
-        name: str,
-        convention: Convention,
+        name: str = "",
+        convention: Convention | None = None,
         precision: Precision | Mapping[str, Precision] | None = None,
         supports: Supports | None = None,
         engines: tuple[Engine, ...] = tuple(Engine),
@@ -318,12 +320,14 @@ class _Operation:
         knobs: tuple[Knob, ...] = (),
         runs: tuple[str, ...] = (),
     ) -> Callable[[F], F]:
-        """Attach a declaration to a function.
+        """Attach a declaration to a function; ``name`` and ``convention`` are needed.
 
         Raises ``DeclarationError`` if the name is no dotted word, an argument is not of its type, a feature is
         not one of the operation's, or the function's parameters are not the operation's. ``agrees_with`` is a
         function declared before, which must return the same; ``runs`` names functions.
         """
+        if function is not None or convention is None:
+            raise DeclarationError(f"write @declare.{self.operation.value}(name=..., convention=Convention(...), ...)")
         if not _is_text(name) or any(c.isspace() or c in "*?[]" for c in name):
             raise DeclarationError(f"declare.{self.operation.value}: name {name!r}; write dotted words")
 
@@ -437,6 +441,10 @@ index_build = _Operation(Operation.INDEX_BUILD)
 """Lists of slots, for decode context parallel: see `IndexTask`."""
 backend = _Operation(Operation.BACKEND)
 """A serving stack's whole path over a cache: write, plan, attend."""
+
+
+def __getattr__(name: str) -> Any:
+    raise AttributeError(f"declare.{name}: no operation; allowed: {', '.join(Operation)}")
 
 
 def declaration_of(function: object) -> Declaration | None:

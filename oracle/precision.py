@@ -73,6 +73,14 @@ class Citation:
     sha256: str
 
 
+_NAMES = ("input", "fp32", "bf16", "fp16", "e4m3fn", "e4m3fnuz", "e5m2", "e5m2fnuz")
+_DTYPES = {
+    **dict.fromkeys(("q_cast", "kv_cast", "qk_product", "p_dtype"), True),
+    **dict.fromkeys(("lse_dtype", "logit_dtype", "partial_dtype", "rank_dtype", "reduce_dtype"), False),
+}
+"""The fields of ``Precision`` that name a dtype, and whether each may be None."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Precision:
     """What a target may round, as bounds. A default is the loosest honest assumption.
@@ -130,6 +138,12 @@ class Precision:
     flush_subnormals: bool = True
 
     def __post_init__(self) -> None:
+        """Raises ``ValueError`` naming the field and what it may hold."""
+        for name, optional in _DTYPES.items():
+            value = getattr(self, name)
+            if value not in _NAMES and not (optional and value is None):
+                allowed = ", ".join([*_NAMES, *(["None"] if optional else [])])
+                raise ValueError(f"precision.{name}: {value!r}; allowed: {allowed}")
         for name in ("tile", "max_splits", "ranks"):
             if getattr(self, name) < 1:
                 raise ValueError(f"precision.{name}: {getattr(self, name)}; at least 1")

@@ -81,6 +81,14 @@ class Finding:
         return (self.target, self.check, self.diagnosis, entry, *made_of)
 
     @property
+    def ways(self) -> int:
+        """How many explanations of the diagnosed class fit; 0 where there is no diagnosis."""
+        found = self.evidence.get("diagnosis")
+        if not isinstance(found, Mapping):
+            return 0
+        return sum(one["kind"] == self.diagnosis for one in (found, *found["runners_up"]))
+
+    @property
     def size(self) -> tuple[int, ...]:
         """How large the case is: requests, tokens, heads, dims. The smaller one is shown."""
         case = self.case

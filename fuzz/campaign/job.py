@@ -105,7 +105,16 @@ def crash(error: BaseException) -> CaseResult:
     if unsupported is not None:
         return CaseResult(checks=(), reason=unsupported)
     message = f"{type(error).__name__}: {error}".strip().splitlines()[0][:500]
-    return CaseResult(checks=(CheckResult(Check.CRASH, Verdict.CRASH, message, {"exception": type(error).__name__}),))
+    evidence = {"exception": type(error).__name__, "where": _where(error)}
+    return CaseResult(checks=(CheckResult(Check.CRASH, Verdict.CRASH, message, evidence),))
+
+
+def _where(error: BaseException) -> str | None:
+    """The innermost line that is neither ours nor torch's: file, line, function."""
+    skipped = (*_OUR_FOLDERS, Path(str(torch.__file__)).parent)
+    frames = traceback.extract_tb(error.__traceback__)
+    theirs = [frame for frame in frames if not any(folder in Path(frame.filename).parents for folder in skipped)]
+    return f"{Path(theirs[-1].filename).name}, line {theirs[-1].lineno}, in {theirs[-1].name}" if theirs else None
 
 
 def _crashed(error: BaseException) -> dict[str, Any]:

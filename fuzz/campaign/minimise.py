@@ -134,11 +134,10 @@ def _weight(declaration: Declaration, case: Case) -> tuple[int, ...]:
 
 @dataclass
 class FindingJudge:
-    """Runs cases in a pool: does a finding show again, by the same check, diagnosis and ledger entry?
+    """Runs cases in a pool: does a finding show again, as ``shows`` says?
 
-    The entry is that of the settings' ledger, whether or not it explained the finding when it was found: so a search
-    that ignores the ledger keeps its faults apart, too. ``shown`` keeps the finding of every case that shows it;
-    ``errors`` the failures of our own code, which show nothing; ``judged`` what is known of cases from before.
+    ``shown`` keeps the finding of every case that shows it; ``errors`` the failures of our own code: they show nothing;
+    ``judged`` what is known of cases from before.
     """
 
     finding: Finding
@@ -150,11 +149,11 @@ class FindingJudge:
 
     def __call__(self, cases: Sequence[Case]) -> list[bool]:
         """Judge the cases."""
-        target, wanted = self.finding.target, _fault(self.finding, self.settings)
+        target = self.finding.target
         self._run([case for case in cases if (target, case) not in self.judged])
         for case in cases:
             for found in self.judged.get((target, case), ()):
-                if _fault(found, self.settings) == wanted:
+                if shows(found, self.finding, self.settings):
                     self.shown[case] = replace(
                         found, known=self.finding.known, entry=self.finding.entry, modules=self.finding.modules
                     )
@@ -168,6 +167,16 @@ class FindingJudge:
                 continue
             found = findings_of(outcome.target, outcome.case, outcome.result, self.settings)
             self.judged[outcome.target, outcome.case] = found
+
+
+def shows(found: Finding, like: Finding, settings: Settings) -> bool:
+    """Whether a finding shows the fault of another: the same check, diagnosis and ledger entry, and as clearly.
+
+    Clearly: no more explanations of the diagnosed class fit. Over two keys, windows of two, of three and none at all
+    look the same. The entry is that of the settings' ledger, whether or not it explained the finding when it was found:
+    so a search that ignores the ledger keeps its faults apart, too.
+    """
+    return _fault(found, settings) == _fault(like, settings) and found.ways <= like.ways
 
 
 def _fault(found: Finding, settings: Settings) -> tuple[str | None, ...]:

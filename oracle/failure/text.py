@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import PurePath
 from typing import Any
 
 from oracle.diagnose.model import Kind
@@ -12,6 +14,8 @@ from oracle.failure.words import count
 _WIDTH = 11
 _STAGES_SHOWN = 3
 _SMALL = 0.01
+_FRAME = re.compile(r'^  File "(.+)", line (\d+) in (\S+)$', re.M)
+"""As Python's faulthandler prints one."""
 _ONLY_NAN = (
     "with finite numbers there the result is right: keys that are masked are computed with, and 0 times NaN is NaN"
 )
@@ -38,6 +42,7 @@ def render(subject: str, description: str, failed: Sequence[Failed], replay: str
     lines = [
         f"{subject}: {first.check}: {diagnosis['detail'] if diagnosis and _explained(first) else first.message}",
         *_line("case", description),
+        *_line("where", _where(first.evidence)),
     ]
     drawn: list[Sequence[str]] = []
     for one in ranked:
@@ -53,6 +58,14 @@ def render(subject: str, description: str, failed: Sequence[Failed], replay: str
     for text in _decoded(ranked):
         lines += _line("decoded", text)
     return "\n".join([*lines, *_line("replay", replay or "")])
+
+
+def _where(evidence: Mapping[str, Any]) -> str:
+    """Where the target was when it raised, or when its process died and printed its stack, innermost frame first."""
+    if evidence.get("where"):
+        return str(evidence["where"])
+    frames = [frame for frame in _FRAME.findall(str(evidence.get("output", ""))) if "/torch/" not in frame[0]]
+    return "{}, line {}, in {}".format(PurePath(frames[0][0]).name, *frames[0][1:]) if frames else ""
 
 
 def by_telling(failed: Sequence[Failed]) -> list[Failed]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import json
 import os
+import re
 import runpy
 import subprocess
 import sys
@@ -98,6 +99,19 @@ def test_import_checker_sees_a_wrong_import(source: str) -> None:
 )
 def test_import_checker_lets_right_imports_pass(source: str) -> None:
     assert wrong_way(source, "oracle") == []
+
+
+def test_the_map_of_rooms_is_that_of_the_tree() -> None:
+    """Every room named in CONTRIBUTING.md is there, and every folder or module of code is named."""
+    page = (ROOT / "CONTRIBUTING.md").read_text()
+    rows = [line.split("|")[1] for line in page.splitlines() if line.startswith("| `")]
+    named = {room.rstrip("/") for row in rows for room in re.findall(r"`(.+?)`", row)}
+    there = {
+        str(path.relative_to(ROOT))
+        for top in (ROOT, ROOT / "suites")
+        for path in (*(f.parent for f in top.glob("*/__init__.py")), *top.glob("attn_oracle*.py"))
+    }
+    assert named == there - {"suites"}
 
 
 def test_every_import_is_a_declared_dependency() -> None:
@@ -231,7 +245,7 @@ def test_wheel_holds_the_packages_without_our_tests(tmp_path: Path) -> None:
     assert {name for name in names if name.endswith(".py")} == expected
     assert {"attn_oracle/py.typed", "oracle/py.typed", "fuzz/py.typed"} <= names
     assert "attn-oracle = attn_oracle_cli:main" in entry_points
-    assert "attn_oracle = attn_oracle_pytest" in entry_points
+    assert "attn_oracle_pytest = attn_oracle_pytest" in entry_points
 
 
 def test_distribution_checker_sees_what_is_missing_and_what_is_too_much() -> None:

@@ -46,6 +46,17 @@ def test_extra_parameters_need_defaults() -> None:
     declare.kv_gather(name="x", convention=CONVENTION)(open_ended)
 
 
+def test_a_decorator_without_its_arguments_says_what_to_write() -> None:
+    def gather(k_cache: Any, v_cache: Any, slots: Any) -> None: ...
+
+    wrong: Any = declare.kv_gather
+    for use in (lambda: wrong(gather), lambda: wrong(name="x"), lambda: wrong()):
+        with pytest.raises(DeclarationError, match=r"write @declare.kv_gather\(name=..., convention="):
+            use()
+    with pytest.raises(AttributeError, match=r"declare.decode: no operation; allowed: paged_decode, varlen_extend"):
+        getattr(declare, "decode")  # noqa: B009 - the name is unknown to the type checker
+
+
 @pytest.mark.parametrize("name", ["", "a b", "a*"])
 def test_names_are_words(name: str) -> None:
     with pytest.raises(DeclarationError, match="dotted words"):
@@ -117,7 +128,13 @@ def test_loose_assumptions_are_named() -> None:
     assert not {"max_splits", "ranks", "q_cast", "source"} & set(Precision().loosest())
 
 
-@pytest.mark.parametrize("changes", [{"tile": 0}, {"max_splits": 0}, {"ranks": 0}, {"p_scale": 0.0}])
+@pytest.mark.parametrize(
+    "changes",
+    [
+        *({"tile": 0}, {"max_splits": 0}, {"ranks": 0}, {"p_scale": 0.0}),
+        *({"p_dtype": "float32"}, {"kv_cast": 16}, {"lse_dtype": None}, {"logit_dtype": ""}),
+    ],
+)
 def test_precision_is_checked(changes: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match=f"precision.{next(iter(changes))}"):
         Precision(**changes)

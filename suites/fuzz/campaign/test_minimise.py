@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -18,6 +19,7 @@ from fuzz.campaign.minimise import (
     minimise_finding,
     minimise_findings,
     readable,
+    shows,
 )
 from fuzz.campaign.pool import Pool as Workers
 from fuzz.campaign.reductions import Reducer, weight
@@ -35,6 +37,7 @@ from suites.fuzz import planted
 from suites.fuzz.cases import extend_case, gather_case
 
 TARGETS = list(registry.load().values())
+HOW = Settings(engine=Engine.EMULATOR, jobs=2, modules=("suites.fuzz.planted",))
 some_targets = pytest.mark.parametrize("target", TARGETS[::7], ids=lambda t: t.name)
 
 Predicate = Callable[[Case], bool]
@@ -174,6 +177,46 @@ def test_a_smaller_case_that_fails_too_is_where_it_starts() -> None:
     assert judge.asked[0] == small
 
 
+# -------------------------------------------------------------- what counts as the same fault
+
+
+def finding(*kinds: str, check: Check = Check.VALUES) -> Finding:
+    """A finding with the best explanation's class, and those of the others that fit."""
+    evidence: dict[str, Any] = {}
+    if kinds:
+        evidence = {"diagnosis": {"kind": kinds[0], "runners_up": [{"kind": kind} for kind in kinds[1:]]}}
+    return Finding(
+        target="planted.extend.window",
+        check=check,
+        verdict=Verdict.FAIL,
+        message="planted",
+        evidence=evidence,
+        diagnosis=kinds[0] if kinds else None,
+        worst_ratio=2.0,
+        engine=Engine.EMULATOR,
+        versions={},
+        known=None,
+        case=extend_case(),
+    )
+
+
+def test_ways_are_explanations_of_the_diagnosed_class() -> None:
+    assert finding().ways == 0
+    assert finding("unexplained").ways == 1
+    assert finding("window", "extra_key").ways == 1
+    assert finding("window", "window", "extra_key", "window").ways == 3
+
+
+def test_a_smaller_case_is_explained_as_clearly() -> None:
+    like = finding("window", "extra_key")
+    assert shows(finding("window"), like, HOW)
+    assert shows(finding("window", "split", "missing_key"), like, HOW)
+    assert not shows(finding("window", "window"), like, HOW)
+    assert not shows(finding("causal"), like, HOW)
+    assert not shows(finding("window", check=Check.LSE), like, HOW)
+    assert shows(finding(check=Check.CRASH), finding(check=Check.CRASH), HOW)
+
+
 # ------------------------------------------------------------------- with real workers
 
 
@@ -181,9 +224,6 @@ def declared(function: object) -> Declaration:
     declaration = declaration_of(function)
     assert declaration is not None
     return declaration
-
-
-HOW = Settings(engine=Engine.EMULATOR, jobs=2, modules=("suites.fuzz.planted",))
 
 
 @pytest.fixture(scope="module")
@@ -207,7 +247,8 @@ def test_findings_keep_check_and_diagnosis_on_a_smaller_case(workers: Workers) -
         assert one.complete
         assert (one.after.check, one.after.diagnosis) == (one.before.check, "window")
         assert len(one.after.case.context_lens) == 1
-        assert sum(one.after.case.context_lens) <= 2
+        # Over two keys, windows of two, of three and none at all look the same.
+        assert (sum(one.after.case.context_lens), one.after.ways) == (3, 1)
         assert any(line.startswith("context_lens: [33, 57] -> ") for line in one.lines())
         assert "scale: 0.5 -> None" in one.lines()
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-import shutil
 import sys
 from pathlib import Path
 from types import ModuleType
@@ -11,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from suites.fuzz.plugin.repository import ROOT, Repository
+from suites.fuzz.plugin.repository import ROOT
 
 
 def script() -> ModuleType:
@@ -29,19 +28,9 @@ SCRIPT = script()
 NEEDS = {"onnxruntime_attention": ("onnx", "onnxruntime")}
 
 
-def copied(example: Any, folder: Path) -> Repository:
-    """As the script copies it, without installing it."""
-    if example.name == "tutorial":
-        for name, text in SCRIPT.BLOCK.findall((SCRIPT.DOCS / "tutorial.md").read_text()):
-            (folder / name).write_text(text)
-    else:
-        shutil.copytree(SCRIPT.DOCS / "examples" / example.name, folder, dirs_exist_ok=True)
-    return Repository(folder)
-
-
 @pytest.mark.parametrize("example", SCRIPT.EXAMPLES, ids=lambda example: example.name)
 def test_the_mistake_can_be_made(example: Any, tmp_path: Path) -> None:
-    copied(example, tmp_path)
+    example.copy(tmp_path)
     assert (tmp_path / example.file).read_text().count(example.right) == 1
 
 
@@ -50,15 +39,20 @@ def test_the_mistake_can_be_made(example: Any, tmp_path: Path) -> None:
 def test_it_passes_and_with_a_window_off_by_one_the_text_says_so(example: Any, tmp_path: Path) -> None:
     for module in NEEDS.get(example.name, ()):
         pytest.importorskip(module)
-    repository = copied(example, tmp_path)
-    path = {"PYTHONPATH": f"{ROOT}:{tmp_path}"}
-    passed = repository.pytest("-q", **path)
-    assert passed.returncode == 0, passed.stdout + passed.stderr
-    file = tmp_path / example.file
-    file.write_text(file.read_text().replace(example.right, example.wrong))
-    failed = repository.pytest("-q", **path)
-    assert failed.returncode == 1, failed.stdout + failed.stderr
-    assert SCRIPT.SAID.search(failed.stdout), failed.stdout
+    assert SCRIPT.faults(example, tmp_path, SCRIPT.How(source=True, engine="emulator")) == []
+
+
+def test_the_script_tells_what_did_not_run(tmp_path: Path) -> None:
+    example = next(one for one in SCRIPT.EXAMPLES if one.kernel == "decode")
+    said = "triton_decode.decode: 28 cases (pass 28) on {}, 60672 elements\n"
+    assert SCRIPT.not_run(example, said.format("emulator"), tmp_path, "auto") == []
+    assert SCRIPT.not_run(example, said.format("emulator"), tmp_path, "emulator") == []
+    assert len(SCRIPT.not_run(example, "1 skipped\n", tmp_path, "auto")) == 1
+    assert len(SCRIPT.not_run(example, said.format("emulator"), tmp_path, "cuda")) == 2
+    assert SCRIPT.not_run(example, said.format("cuda"), tmp_path, "cuda") == ["Triton compiled no decode for cuda"]
+    (tmp_path / "key").mkdir()
+    (tmp_path / "key" / "decode.cubin").touch()
+    assert SCRIPT.not_run(example, said.format("cuda"), tmp_path, "cuda") == []
 
 
 def test_the_script_tells_a_text_that_does_not_name_the_window() -> None:

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from suites.fuzz.cases import extend_case
 from suites.fuzz.plugin.repository import CHECK, ROOT, Repository, kernel
 
 SEARCH = ["--attn-cases=25", "--attn-seed=1"]
@@ -49,6 +50,16 @@ class TestMarked:
     def test_call(self, attn_oracle):
         assert attn_oracle.check(seed=6, cases=1).cases == 1
 """
+
+
+OTHER = """
+import sys
+
+def test_other():
+    assert "torch" not in sys.modules
+"""
+CASE = extend_case().to_dict()
+OUR_FRAME = re.compile(r"attn_oracle/\w+\.py:\d")
 
 
 @pytest.fixture
@@ -89,11 +100,11 @@ def test_a_window_off_by_one_fails_and_the_text_says_so(repository: Repository) 
 
     again = repository.pytest(f"--attn-replay={path}")
     assert again.returncode == 1
-    assert "mine.attention: 1 cases (fail 1)" in again.stdout
+    assert "mine.attention: 1 case (fail 1) on emulator" in again.stdout
     repository.write(mine=kernel())
     mended = repository.pytest(f"--attn-replay={path}")
     assert mended.returncode == 0, mended.stdout
-    assert "mine.attention: 1 cases (pass 1)" in mended.stdout
+    assert "mine.attention: 1 case (pass 1) on emulator" in mended.stdout
 
 
 @pytest.mark.slow
@@ -163,12 +174,28 @@ def test_without_the_plugin_the_function_still_searches(repository: Repository) 
     assert "attn-oracle" not in done.stdout
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("test", [CHECK.replace("(attn_oracle)", "()"), GIVEN], ids=["check", "given"])
+def test_without_the_plugin_the_finding_that_the_text_names_is_written(repository: Repository, test: str) -> None:
+    repository.write(mine=kernel(wrong=True), test_mine="import attn_oracle\n" + test.replace("cases=8", "cases=25"))
+    done = repository.pytest(plugin=False)
+    assert done.returncode == 1, done.stdout + done.stderr
+    path, data = finding(repository.folder / ".attn-oracle")
+    assert data["diagnosis"] == "window"
+    assert f"attn-oracle replay {path.relative_to(repository.folder)} --targets mine.py" in done.stdout
+
+
 CRASHES = "import os\n" + kernel().replace("    out = torch.empty", "    os.abort()\n    out = torch.empty", 1)
+RAISES = kernel().replace("    out = torch.empty", "    lengths[9]\n    out = torch.empty", 1)
 CLASH = "from fuzz.own import it\n" + kernel()
 WRONG_CALLS = {
     "attn_oracle.check('mine.attention', modules=['mine.py'], cases=2)": (
         CRASHES,
         "CrashMismatch: mine.attention: crash: killed by SIGABRT",
+    ),
+    "attn_oracle.check('mine.attention', modules=['mine.py'], cases=1)": (
+        RAISES,
+        f"  where      mine.py, line {RAISES[: RAISES.index('    lengths[9]')].count(chr(10)) + 1}, in attention\n",
     ),
     "attn_oracle.check('mine.attention', modules=['mine.py'])": (
         CLASH,
@@ -195,12 +222,83 @@ def test_what_goes_wrong_is_said_in_a_line(repository: Repository, test: str) ->
     done = repository.pytest("-p", "no:faulthandler")
     assert done.returncode == 1, done.stdout + done.stderr
     assert said in done.stdout
+    assert not OUR_FRAME.search(done.stdout)
 
 
 @pytest.mark.slow
-def test_what_cannot_run_here_is_skipped(repository: Repository) -> None:
+def test_a_broken_finding_is_said_in_a_line(repository: Repository) -> None:
+    repository.write(mine=kernel(), test_mine=CHECK)
+    (repository.folder / "broken.json").write_text('{"schema": 1, "target": "mine.attention", "case": {}}')
+    done = repository.pytest("--attn-replay=broken.json")
+    assert done.returncode == 1, done.stdout + done.stderr
+    assert "UsageError: broken.json: case.schema: missing; allowed: 1\n" in done.stdout
+    assert not OUR_FRAME.search(done.stdout)
+    assert "nothing was replayed" not in done.stdout
+
+
+NO_GPU = {"CUDA_VISIBLE_DEVICES": "", "HIP_VISIBLE_DEVICES": ""}
+GIVEN_ONLY = GIVEN.split("def test_words")[0]
+
+
+@pytest.mark.slow
+def test_an_engine_that_a_test_names_and_that_cannot_run_here_skips_the_test(repository: Repository) -> None:
     repository.write(mine=kernel(), test_mine=CHECK.replace("emulator", "hip"))
-    done = repository.pytest("-rs", CUDA_VISIBLE_DEVICES="", HIP_VISIBLE_DEVICES="")
+    done = repository.pytest("-rs", "-o", "attn_engine=cuda", **NO_GPU)
     assert done.returncode == 0, done.stdout
     assert "SKIPPED" in done.stdout
     assert "hip: torch" in done.stdout
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("test", [CHECK.replace(', engine="emulator"', ""), GIVEN_ONLY], ids=["check", "given"])
+@pytest.mark.parametrize("workers", [(), ("-p", "xdist", "-n", "1")], ids=["alone", "xdist"])
+def test_an_engine_of_the_configuration_file_that_cannot_run_here_is_an_error(
+    repository: Repository, test: str, workers: tuple[str, ...]
+) -> None:
+    if workers:
+        pytest.importorskip("xdist")
+    repository.write(mine=kernel(), test_mine=test, test_other="def test_other(): pass\n")
+    done = repository.pytest("-o", "attn_engine=hip", *workers, **NO_GPU)
+    assert done.returncode == pytest.ExitCode.USAGE_ERROR, done.stdout + done.stderr
+    assert "1 failed, 1 passed" in done.stdout
+    said = re.sub(r"torch \S+", "torch ...", done.stdout)
+    assert "attn_engine: 'hip' cannot run here: torch ... sees no GPU; allowed: auto, emulator (--attn-engine" in said
+
+
+@pytest.mark.slow
+def test_an_engine_of_the_configuration_file_concerns_searches_alone(repository: Repository) -> None:
+    repository.write(mine=kernel(), test_mine=CHECK.replace(', engine="emulator"', ""), test_other=OTHER)
+    named = ("-o", "attn_engine=hip")
+    assert repository.pytest(*named, "test_other.py", **NO_GPU).returncode == 0
+    assert repository.pytest(*named, "--collect-only", **NO_GPU).returncode == 0
+    done = repository.pytest(*named, "--attn-engine=auto", "--attn-cases=2", "test_mine.py", **NO_GPU)
+    assert done.returncode == 0, done.stdout
+    assert "mine.attention: 2 cases (pass 2) on emulator" in done.stdout
+
+
+@pytest.mark.slow
+def test_a_target_that_cannot_run_here_skips_the_test_that_draws_its_cases(repository: Repository) -> None:
+    only = "    unavailable=lambda engine: 'not on a Tuesday',\n)\ndef attention("
+    mine = kernel().replace(")\ndef attention(", only)
+    assert mine != kernel()
+    repository.write(mine=mine, test_given=GIVEN_ONLY, test_mine=CHECK)
+    done = repository.pytest("-rs")
+    assert done.returncode == 0, done.stdout
+    assert "SKIPPED [2]" in done.stdout
+    assert "attention: not on a Tuesday" in done.stdout
+
+
+@pytest.mark.slow
+def test_a_finding_that_no_test_judges_is_no_pass(repository: Repository) -> None:
+    repository.write(mine=kernel(), test_mine=CHECK)
+    case = {"schema": 1, "target": "mine.other", "case": CASE}
+    (repository.folder / "finding-x.json").write_text(json.dumps(case))
+    done = repository.pytest("--attn-replay=finding-x.json", "-rs")
+    assert done.returncode == pytest.ExitCode.NO_TESTS_COLLECTED, done.stdout
+    assert "nothing was replayed: no test that ran searches the target of these findings" in done.stdout
+    assert "mine.attention: no finding of it in finding-x.json" in done.stdout
+
+
+def test_a_frame_of_ours_is_seen() -> None:
+    assert OUR_FRAME.search("../site-packages/attn_oracle/process.py:88: UsageError")
+    assert not OUR_FRAME.search("attn_oracle = <module 'attn_oracle' from '/site-packages/attn_oracle/__init__.py'>")
