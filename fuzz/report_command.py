@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -18,6 +19,7 @@ from fuzz.errors import Exit, Expected, Stop, exit_of
 from fuzz.plain import Fields, read_json
 from fuzz.report import digest, html, junit
 from fuzz.report.model import Report, read_finding, read_run
+from fuzz.whole import write_whole
 
 DEFAULT = "report.html"
 STANDARD_OUTPUT = Path("-")
@@ -58,7 +60,8 @@ def write_report(
         if path == STANDARD_OUTPUT:
             print(render(report), end="")
         elif path is not None:
-            _write(path, render(report))
+            with _writing(path):
+                path.write_text(render(report), encoding="utf-8")
             if not as_json and STANDARD_OUTPUT not in (page, markdown, xml):
                 print(f"{path}: {report.title}")
     if as_json:
@@ -92,8 +95,9 @@ def write_run(folder: Path, run: Mapping[str, Any], findings: Sequence[Finding],
         report = Report.of(run, shown, nights, paths=paths, folders=folders)
     except Expected as error:
         raise Stop(error.exit_code, f"{folder}: no report: {error}") from None
-    _write(folder / MARKDOWN, digest.render(report))
-    _write(folder / DEFAULT, html.render(report))
+    for path, text in ((folder / MARKDOWN, digest.render(report)), (folder / DEFAULT, html.render(report))):
+        with _writing(path):
+            write_whole(path, text)
     return folder / DEFAULT
 
 
@@ -171,8 +175,10 @@ def read_object(path: Path, read: Callable[[Any], object]) -> Any:
     return read_json(path, accepted)
 
 
-def _write(path: Path, text: str) -> None:
+@contextmanager
+def _writing(path: Path) -> Iterator[None]:
+    """``OSError`` as ``Stop``."""
     try:
-        path.write_text(text, encoding="utf-8")
+        yield
     except OSError as error:
         raise Stop(exit_of(error), f"{path}: cannot be written: {error.strerror}") from None
