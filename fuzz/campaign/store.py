@@ -28,6 +28,8 @@ LOCK = "store.lock"
 APPLICATION = 0x41744F72
 """``PRAGMA application_id``: tells a store from other SQLite files."""
 
+_FROZEN = "?mode=ro&immutable=1"
+
 BUSY_S = 30.0
 """How long a writer waits for another process that holds the file locked."""
 
@@ -495,7 +497,7 @@ def reader(folder: Path) -> Store:
     if not path.is_file():
         raise StoreError(Exit.USAGE, f"{path}: there is no store")
     with told(path):
-        connection = sqlite3.connect(read_only(path), uri=True, isolation_level=None)
+        connection = _opened(path)
     try:
         with told(path):
             connection.execute(f"PRAGMA busy_timeout = {int(BUSY_S * 1000)}")
@@ -509,10 +511,24 @@ def reader(folder: Path) -> Store:
     return Store(folder, connection, None)
 
 
+def _opened(path: Path) -> sqlite3.Connection:
+    connection = sqlite3.connect(read_only(path), uri=True, isolation_level=None)
+    try:
+        connection.execute("SELECT count(*) FROM sqlite_master")
+    except sqlite3.OperationalError:
+        connection.close()
+        log = path.with_name(f"{path.name}-wal")
+        if log.exists() and log.stat().st_size:
+            raise
+        # No room for the file beside it, and no log that would need it: then the store itself holds everything.
+        return sqlite3.connect(_uri(path, _FROZEN), uri=True, isolation_level=None)
+    return connection
+
+
 def read_only(path: Path) -> str:
     """The URI that opens a store to read it."""
     # Reading a write-ahead log needs a file beside it; where none can be made, nobody writes either.
-    return _uri(path, "?mode=ro" if os.access(path.parent, os.W_OK) else "?mode=ro&immutable=1")
+    return _uri(path, "?mode=ro" if os.access(path.parent, os.W_OK) else _FROZEN)
 
 
 def _uri(path: Path, options: str) -> str:
@@ -562,8 +578,8 @@ def _schema(connection: sqlite3.Connection, path: Path) -> int:
 @contextmanager
 def transaction(connection: sqlite3.Connection) -> Iterator[None]:
     """All or nothing: committed at the end, rolled back by whatever is raised."""
-    connection.execute("BEGIN IMMEDIATE")
     try:
+        connection.execute("BEGIN IMMEDIATE")  # in here: Ctrl-C may come as soon as it has begun
         yield
         connection.execute("COMMIT")
     except BaseException:

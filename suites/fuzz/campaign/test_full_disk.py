@@ -21,6 +21,7 @@ from oracle import record
 from suites.fuzz.campaign import small_disk, stand_in
 from suites.fuzz.campaign.forked import ended, forked
 from suites.fuzz.campaign.stores import rows
+from suites.oracle.test_capture import call
 
 FUZZ = ["fuzz", "planted.gather.clean", "planted.write.clean", "--targets", "suites.fuzz.planted"]
 OPTIONS = ["--engine", "emulator", "--minimise-time", "0s", "--cases", "6"]
@@ -192,17 +193,19 @@ def test_what_the_report_is_asked_for_finds_no_room(mounted: Path, tmp_path: Pat
 
 
 def test_a_captured_call_that_finds_no_room(mounted: Path, tmp_path: Path) -> None:
+    pages = torch.arange(512, dtype=torch.int32).view(2, 256)
+
     def run() -> int:
         small_disk.mount(mounted, 64)
         path = mounted / "call.safetensors"
-        call = {"q": torch.zeros(1 << 10, 1, 16), "out": torch.zeros(1 << 10, 1, 16)}
-        assert not record(path, **call)
+        large = call(k_cache=torch.zeros(512, 16, 2, 8), v_cache=torch.zeros(512, 16, 2, 8), page_table=pages)
+        assert not record(path, **large)
         with pytest.raises(OSError, match="No space left") as raised:
-            record(path, **call, strict=True)
+            record(path, **large, strict=True)
         assert raised.value.errno == errno.ENOSPC
         assert list(mounted.iterdir()) == []
         small_disk.resize(mounted, ROOM_KIB)
-        assert record(path, **call, strict=True)
+        assert record(path, **large, strict=True)
         return 0
 
     in_a_child(run, tmp_path / "raised")
