@@ -157,10 +157,15 @@ def _stored(folder: Path) -> tuple[list[Any], dict[str, Any]]:
     found = {}
     with store.reader(folder) as opened:
         nights = [{**night.report, "ended": night.ended} for night in opened.nights() if night.report is not None]
+        with store.understood(opened.path, "nights"):
+            for night in nights:
+                read_run(night)
         for campaign in opened.campaigns():
             for row in opened.findings(campaign.id):
                 told = {"cases": row.cases, "severity": row.severity, "reachability": row.reachability}
                 data = row.data if row.minimised is None else row.minimised
+                with store.understood(opened.path, "findings"):
+                    read_finding(data)
                 found[data["id"]] = {**data, **told}
     return nights, found
 
