@@ -595,6 +595,8 @@ def _schema(connection: sqlite3.Connection, path: Path) -> int:
 @contextmanager
 def transaction(connection: sqlite3.Connection) -> Iterator[None]:
     """All or nothing: committed at the end, rolled back by whatever is raised."""
+    if connection.in_transaction:  # one that a second Ctrl-C kept from being rolled back
+        connection.execute("ROLLBACK")
     try:
         connection.execute("BEGIN IMMEDIATE")  # in here: Ctrl-C may come as soon as it has begun
         yield
