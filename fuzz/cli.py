@@ -7,7 +7,7 @@ import json
 import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, redirect_stdout, suppress
+from contextlib import contextmanager, redirect_stderr, redirect_stdout, suppress
 from pathlib import Path
 from typing import Annotated, Any, TextIO, cast
 
@@ -486,6 +486,25 @@ class _Output:
             raise OutputError(f"standard output: {getattr(error, 'strerror', None) or error}") from None
 
 
+class _Progress:
+    """Standard error, without a word where it takes no more: there is nowhere to say so, and the run goes on."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+
+    def write(self, text: str) -> int:
+        with suppress(OSError, ValueError):
+            self._stream.write(text)
+        return len(text)
+
+    def flush(self) -> None:
+        with suppress(OSError, ValueError):
+            self._stream.flush()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+
 def _drop_output(stream: TextIO) -> None:
     """Send what is still buffered nowhere: the interpreter would try to write it once more at its end."""
     with suppress(OSError, ValueError):
@@ -500,6 +519,13 @@ def guarded(command: typer.Typer, arguments: Sequence[str] | None = None, name: 
 
     ``name``: what the help calls it, whatever file was started; None: the file's name.
     """
+    if sys.stderr is None:
+        return _guarded(command, arguments, name)
+    with redirect_stderr(cast(TextIO, _Progress(sys.stderr))):
+        return _guarded(command, arguments, name)
+
+
+def _guarded(command: typer.Typer, arguments: Sequence[str] | None, name: str | None) -> int:
     stdout = sys.stdout
     if stdout is None:
         return _told(OutputError("standard output: closed"))

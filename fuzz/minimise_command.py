@@ -15,11 +15,12 @@ from fuzz.campaign.minimise import Smaller, changes, minimise_finding
 from fuzz.campaign.pool import Pool
 from fuzz.campaign.run import run_cases
 from fuzz.commands import Prepared, prepare_targets
-from fuzz.errors import Exit, Stop
+from fuzz.errors import Exit, Stop, exit_of
 from fuzz.finding_files import finding_files, read_finding
 from fuzz.options import CASE_TIMEOUT_S
 from fuzz.report.reproducer import open_reproducers, reproducers, write_reproducer
 from fuzz.report.summary import SCHEMA
+from fuzz.whole import write_whole
 from oracle.kinds import Engine
 
 
@@ -95,9 +96,9 @@ def _showing(findings: Sequence[Finding], prepared: Prepared) -> tuple[list[Find
 def _write(path: Path, finding: Finding) -> None:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(json.dumps(finding.to_dict(), indent=2) + "\n", encoding="utf-8")
+        write_whole(path, json.dumps(finding.to_dict(), indent=2) + "\n")
     except OSError as error:
-        raise Stop(Exit.USAGE, f"--out {path.parent}: cannot be written: {error.strerror}") from None
+        raise Stop(exit_of(error), f"--out {path.parent}: cannot be written: {error.strerror}") from None
 
 
 def _plain(found: Smaller, path: Path) -> dict[str, Any]:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -19,6 +20,7 @@ from fuzz.errors import Exit, Expected, Stop, exit_of
 from fuzz.plain import Fields, read_json
 from fuzz.report import digest, html, junit
 from fuzz.report.model import Report, read_finding, read_run
+from fuzz.whole import write_whole
 
 DEFAULT = "report.html"
 STANDARD_OUTPUT = Path("-")
@@ -59,7 +61,8 @@ def write_report(
         if path == STANDARD_OUTPUT:
             print(render(report), end="")
         elif path is not None:
-            _write(path, render(report))
+            with _writing(path):
+                path.write_text(render(report), encoding="utf-8")
             if not as_json and STANDARD_OUTPUT not in (page, markdown, xml):
                 print(f"{path}: {report.title}")
     if as_json:
@@ -93,8 +96,9 @@ def write_run(folder: Path, run: Mapping[str, Any], findings: Sequence[Finding],
         report = Report.of(run, shown, nights, paths=paths, folders=folders)
     except Expected as error:
         raise Stop(error.exit_code, f"{folder}: no report: {error}") from None
-    _write(folder / MARKDOWN, digest.render(report))
-    _write(folder / DEFAULT, html.render(report))
+    for path, text in ((folder / MARKDOWN, digest.render(report)), (folder / DEFAULT, html.render(report))):
+        with _writing(path):
+            write_whole(path, text)
     return folder / DEFAULT
 
 
@@ -154,11 +158,16 @@ def _stored(folder: Path) -> tuple[list[Any], dict[str, Any]]:
     found = {}
     with store.reader(folder) as opened:
         nights = [{**night.report, "ended": night.ended} for night in opened.nights() if night.report is not None]
+        with store.understood(opened.path, "nights"):
+            for night in nights:
+                read_run(night)
         for campaign in opened.campaigns():
             for row in opened.findings(campaign.id):
                 told = {"cases": row.cases, "severity": row.severity, "reachability": row.reachability}
-                smaller = made_smaller(row)
-                data = row.data if smaller is None else smaller.to_dict()
+                with store.understood(opened.path, "findings"):
+                    smaller = made_smaller(row)
+                    data = row.data if smaller is None else smaller.to_dict()
+                    read_finding(data)
                 found[data["id"]] = {**data, **told}
     return nights, found
 
@@ -173,8 +182,10 @@ def read_object(path: Path, read: Callable[[Any], object]) -> Any:
     return read_json(path, accepted)
 
 
-def _write(path: Path, text: str) -> None:
+@contextmanager
+def _writing(path: Path) -> Iterator[None]:
+    """``OSError`` as ``Stop``."""
     try:
-        path.write_text(text, encoding="utf-8")
+        yield
     except OSError as error:
         raise Stop(exit_of(error), f"{path}: cannot be written: {error.strerror}") from None

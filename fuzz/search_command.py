@@ -82,6 +82,8 @@ def search(campaign: Campaign, pool: Pool, kept: Keeper) -> Ending:
             with terminable():
                 campaign.run(pool)
         except KeyboardInterrupt:
+            if not campaign.harness_errors and not any(summary.cases for summary in campaign.summaries.values()):
+                raise  # there is nothing to show, and no exit code that it asks for
             Console(stderr=True).print("interrupted: what was found so far follows")
             return Ending(interrupted=True)
         except StoreError as failure:

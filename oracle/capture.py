@@ -17,10 +17,12 @@ The file: safetensors, `in.NAME` and `out.NAME`; formats of 8 bits as their byte
 `schema`, `arguments` (what is no tensor), `dtypes`, `strides` (of the tensors as they were), `about`.
 """
 
+import errno
 import json
 import logging
 import math
 import os
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -163,6 +165,7 @@ def _raw(value: Tensor) -> Tensor:
 
 def write(path: Path, made: Record) -> None:
     """Write a record. Raises CaptureError and OSError; the file is complete or not there."""
+    from safetensors import SafetensorError
     from safetensors.torch import save_file
 
     tensors: dict[str, Tensor] = {}
@@ -190,6 +193,9 @@ def write(path: Path, made: Record) -> None:
     try:
         save_file(stored, partial, metadata={KEY: text})
         os.replace(partial, path)
+    except SafetensorError as error:  # its only way to say that the disk is full
+        number = re.search(r"os error (\d+)", str(error))
+        raise OSError(int(number[1]) if number else errno.EIO, str(error), str(path)) from None
     finally:
         partial.unlink(missing_ok=True)
 

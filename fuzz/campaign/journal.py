@@ -10,10 +10,22 @@ from typing import Any
 from fuzz.campaign.finding import Finding, saved_finding
 from fuzz.campaign.rounds import WHOLE, Closed, Shard
 from fuzz.campaign.run import Campaign, HarnessError, Outcome, Recorded
-from fuzz.campaign.store import CampaignRow, FindingRow, Found, Key, Result, Round, Store, StoreError, writer
+from fuzz.campaign.store import (
+    CampaignRow,
+    FindingRow,
+    Found,
+    Key,
+    Result,
+    Round,
+    Store,
+    StoreError,
+    understood,
+    writer,
+)
 from fuzz.case import Case, case_from_dict
 from fuzz.check.result import CaseResult
 from fuzz.errors import Exit
+from fuzz.plain import Fields
 from fuzz.target_sources import digest
 
 _VERSIONS = ("versions", "sources")
@@ -50,8 +62,10 @@ class Journal:
 
     def minimised(self) -> dict[str, Finding]:
         """What the findings of the campaign, by their ids, were made into."""
-        rows = {row.id: made_smaller(row) for row in self.store.findings(self._campaign)}
-        return {name: smaller for name, smaller in rows.items() if smaller is not None}
+        rows = self.store.findings(self._campaign)
+        with understood(self.store.path, "findings"):
+            found = {row.id: made_smaller(row) for row in rows}
+        return {name: smaller for name, smaller in found.items() if smaller is not None}
 
     def _round(self, closed: Closed | None) -> Round | None:
         if closed is None:
@@ -137,22 +151,33 @@ def restore(store: Store, campaign_id: int, campaign: Campaign) -> int:
             if not owns(campaign.shard, row.key):
                 continue
             ask = search.next()
-            case = case_from_dict(row.case)
+            with understood(store.path, row.key.said):
+                case = case_from_dict(row.case)
+                outcome = outcome_of_row(row, case)
             if (ask.round, ask.index, ask.case) != (row.key.round, row.key.index, case):
-                where = f"{name}, round {row.key.round}, case {row.key.index}"
                 reason = "this release draws another case there; give another --out"
-                raise StoreError(Exit.USAGE, f"--resume: {store.path}: {where}: {reason}")
-            campaign.take(ask, outcome_of_row(row, case), row.reached)
+                raise StoreError(Exit.USAGE, f"--resume: {store.path}: {row.key.said}: {reason}")
+            campaign.take(ask, outcome, row.reached)
             count += 1
     campaign.record = record
     return count
 
 
 def outcome_of_row(row: Result, case: Case) -> Outcome:
-    """A stored result as it was judged."""
-    error = row.harness
-    harness = None if error is None else HarnessError(row.key.target, case, error["message"], error["traceback"])
-    return Outcome(row.key.target, case, CaseResult.from_dict(row.result), row.seconds, harness)
+    """A stored result as it was judged. Raises ``PlainError`` and others for a damaged one: see ``understood``."""
+    own = Fields(row.result, "result")
+    for name in ("elements", "vacuous_elements"):
+        own.count(name)
+    own.number("worst_ratio", None)
+    for one in own.each("checks"):
+        one.text("message")
+        one.fields("evidence")
+    seconds = Fields({"seconds": row.seconds}, "result").numbers("seconds")
+    error = None if row.harness is None else Fields(row.harness, "harness")
+    harness = (
+        None if error is None else HarnessError(row.key.target, case, error.text("message"), error.text("traceback"))
+    )
+    return Outcome(row.key.target, case, CaseResult.from_dict(row.result), seconds, harness)
 
 
 def owns(shard: Shard, key: Key) -> bool:
@@ -171,7 +196,7 @@ def _digest(data: Any) -> str:
 
 
 def _unfinished(folder: Path, last: CampaignRow) -> str:
-    what = f"an unfinished run (seed {last.settings['seed']}, {last.results} cases)"
+    what = f"an unfinished run (seed {last.settings.get('seed')}, {last.results} cases)"
     return f"--out {folder}: holds {what}: --resume goes on with it, another --out begins anew"
 
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from fuzz.campaign.finding import saved_finding
 from fuzz.campaign.journal import difference
-from fuzz.campaign.store import FILE, LOCK, Store, StoreError, read_only, reader, told, transaction, writer
+from fuzz.campaign.store import FILE, LOCK, Store, StoreError, read_only, reader, told, transaction, understood, writer
 from fuzz.errors import Exit
 
 _ROWS = {
@@ -123,7 +123,7 @@ def _take_campaign(connection: sqlite3.Connection, campaign: tuple[Any, ...], fo
         )
     columns = ", ".join(_FINDING)
     for row in connection.execute(f"SELECT {columns} FROM other.findings WHERE campaign = ?", (theirs,)).fetchall():
-        _take_finding(connection, ours, dict(zip(_FINDING, row, strict=True)))
+        _take_finding(connection, ours, dict(zip(_FINDING, row, strict=True)), folder / FILE)
     connection.execute(
         "INSERT OR IGNORE INTO failures (campaign, fault, target, round, idx) SELECT ?, fault, target, round, idx"
         " FROM other.failures WHERE campaign = ?",
@@ -136,16 +136,17 @@ def _take_campaign(connection: sqlite3.Connection, campaign: tuple[Any, ...], fo
     )
 
 
-def _take_finding(connection: sqlite3.Connection, campaign: int, row: Mapping[str, Any]) -> None:
+def _take_finding(connection: sqlite3.Connection, campaign: int, row: Mapping[str, Any], path: Path) -> None:
     """Show a fault on the smaller of two cases, and made into the smaller of two; what a person said of it stays."""
     before = connection.execute(
         f"SELECT {', '.join(_FINDING)} FROM findings WHERE campaign = ? AND fault = ?", (campaign, row["fault"])
     ).fetchone()
     if before is not None:
         ours = dict(zip(_FINDING, before, strict=True))
-        smaller, other = sorted((ours, row), key=_place)
-        said = {name: other[name] for name in ("severity", "reachability") if smaller[name] is None}
-        row = {**smaller, **said, "minimised": _smaller(ours["minimised"], row["minimised"])}
+        with understood(path, "findings"):
+            smaller, other = sorted((ours, row), key=_place)
+            said = {name: other[name] for name in ("severity", "reachability") if smaller[name] is None}
+            row = {**smaller, **said, "minimised": _smaller(ours["minimised"], row["minimised"])}
         sets = ", ".join(f"{name} = ?" for name in _FINDING[1:])
         values = [row[name] for name in _FINDING[1:]]
         connection.execute(

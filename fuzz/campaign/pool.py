@@ -63,6 +63,14 @@ class Pool:
             self._workers.append(Worker(self._job, self._server, self._limits))
         return self._map(iter(requests), timeout_s, count)
 
+    def alone(self, request: dict[str, Any], timeout_s: float, limits: Limits | None = None) -> Reply:
+        """Runs one request in a new process, which ends with it, beside the workers of a `map` that is under way."""
+        worker = Worker(self._job, self._server, limits or self._limits)
+        try:
+            return worker.run(request, timeout_s)
+        finally:
+            worker.discard()
+
     def close(self) -> None:
         """Ends all workers, and the server if it is the pool's own. The next `map` would start them anew."""
         for worker in self._workers:

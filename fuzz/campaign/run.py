@@ -13,7 +13,7 @@ from fuzz.campaign.groups import kernels_of
 from fuzz.campaign.pool import Pool
 from fuzz.campaign.reply import Reply, Status
 from fuzz.campaign.rounds import WHOLE, Ask, Closed, Search, Shard
-from fuzz.campaign.worker import Job, Limits, Worker, fair_memory_bytes
+from fuzz.campaign.worker import Job, Limits, fair_memory_bytes
 from fuzz.case import Case
 from fuzz.check.diagnosis import class_of
 from fuzz.check.result import CaseResult, Check, CheckResult
@@ -226,19 +226,15 @@ def judged(pool: Pool, requests: Iterator[Request | None], settings: Settings) -
         outcome = outcome_of(request.target, request.case, reply)
         killed = reply.status is Status.CRASH and reply.signal_name == "SIGKILL"
         again = killed or not (outcome.fresh or settings.explains(outcome))
-        yield _alone(request, settings) if again else outcome
+        yield _alone(request, settings, pool) if again else outcome
 
 
 def _plain(request: Request) -> dict[str, object]:
     return {"target": request.target, "case": request.case.to_dict(), "coverage": request.coverage}
 
 
-def _alone(request: Request, settings: Settings) -> Outcome:
-    worker = Worker(job_of(settings), limits=Limits(memory_bytes=fair_memory_bytes(1)))
-    try:
-        reply = worker.run(_plain(request), settings.timeout_s)
-    finally:
-        worker.close()
+def _alone(request: Request, settings: Settings, pool: Pool) -> Outcome:
+    reply = pool.alone(_plain(request), settings.timeout_s, Limits(memory_bytes=fair_memory_bytes(1)))
     return outcome_of(request.target, request.case, reply)
 
 

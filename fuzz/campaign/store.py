@@ -20,13 +20,15 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from fuzz.errors import Exit, Stop, exit_of
+from fuzz.errors import Exit, Expected, Stop, exit_of
 
 FILE = "store.sqlite"
 LOCK = "store.lock"
 
 APPLICATION = 0x41744F72
 """``PRAGMA application_id``: tells a store from other SQLite files."""
+
+_FROZEN = "?mode=ro&immutable=1"
 
 BUSY_S = 30.0
 """How long a writer waits for another process that holds the file locked."""
@@ -154,6 +156,11 @@ class Key:
     round: int
     index: int
 
+    @property
+    def said(self) -> str:
+        """For a line to a person."""
+        return f"{self.target}, round {self.round}, case {self.index}"
+
 
 @dataclass(frozen=True)
 class Result:
@@ -272,7 +279,8 @@ class Store:
             "SELECT id, ordinal, settings, finished, (SELECT count(*) FROM results WHERE campaign = id)"
             " FROM campaigns ORDER BY id"
         )
-        return [CampaignRow(i, ordinal, json.loads(text), bool(done), count) for i, ordinal, text, done, count in rows]
+        with understood(self.path, "campaigns"):
+            return [CampaignRow(i, ordinal, _dict(text), bool(done), count) for i, ordinal, text, done, count in rows]
 
     def begin(self, settings: Mapping[str, Any]) -> int:
         """A new campaign; returns its id."""
@@ -310,10 +318,11 @@ class Store:
     def nights(self) -> list[Night]:
         """All nights in the order in which they began."""
         rows = self._read("SELECT key, campaign, began, ended, interrupted, report FROM nights ORDER BY rowid")
-        return [
-            Night(key, campaign, began, ended, ended is None or bool(interrupted), _data(report))
-            for key, campaign, began, ended, interrupted, report in rows
-        ]
+        with understood(self.path, "nights"):
+            return [
+                Night(key, campaign, began, ended, ended is None or bool(interrupted), _data(report))
+                for key, campaign, began, ended, interrupted, report in rows
+            ]
 
     # --------------------------------------------------------------- results
 
@@ -339,7 +348,8 @@ class Store:
                 sql, values
             ):
                 key = Key(name, round_, index)
-                plain = _dict(case), verdict, ratio, _dict(result), _dict(seconds), _data(harness)
+                with understood(self.path, key.said):
+                    plain = _dict(case), verdict, ratio, _dict(result), _dict(seconds), _data(harness)
                 yield Result(key, origin, *plain, frozenset(reached.get(key, ())))
 
     def _reached(self, campaign: int) -> dict[Key, set[str]]:
@@ -352,7 +362,8 @@ class Store:
         """The rounds of a campaign that have all their results, by target, round and shard."""
         entries = self._read("SELECT target, round, idx, reason FROM corpus WHERE campaign = ?", (campaign,))
         (settings,) = self._read("SELECT settings FROM campaigns WHERE id = ?", (campaign,))[0]
-        shards = json.loads(settings)["shards"]
+        with understood(self.path, "campaigns"):
+            shards = _dict(settings)["shards"]
         corpus: dict[tuple[str, int, int], dict[int, list[str]]] = {}
         for target, round_, index, reason in entries:
             corpus.setdefault((target, round_, index % shards + 1), {}).setdefault(index, []).append(reason)
@@ -370,12 +381,20 @@ class Store:
             " severity, reachability, minimised FROM findings WHERE campaign = ? ORDER BY round, idx, target, fault",
             (campaign,),
         )
-        return [
-            FindingRow(
-                i, tuple(json.loads(fault)), Key(target, round_, index), _dict(data), n, severity, reach, _data(small)
-            )
-            for i, fault, target, round_, index, data, n, severity, reach, small in rows
-        ]
+        with understood(self.path, "findings"):
+            return [
+                FindingRow(
+                    i,
+                    tuple(json.loads(fault)),
+                    Key(target, round_, index),
+                    _dict(data),
+                    n,
+                    severity,
+                    reach,
+                    _data(small),
+                )
+                for i, fault, target, round_, index, data, n, severity, reach, small in rows
+            ]
 
     def fill(self, finding: str, *, severity: str | None = None, reachability: str | None = None) -> None:
         """What a person says of a finding, by its id. What is None stays. Raises ``StoreError`` for an unknown id."""
@@ -495,7 +514,7 @@ def reader(folder: Path) -> Store:
     if not path.is_file():
         raise StoreError(Exit.USAGE, f"{path}: there is no store")
     with told(path):
-        connection = sqlite3.connect(read_only(path), uri=True, isolation_level=None)
+        connection = _opened(path)
     try:
         with told(path):
             connection.execute(f"PRAGMA busy_timeout = {int(BUSY_S * 1000)}")
@@ -509,10 +528,24 @@ def reader(folder: Path) -> Store:
     return Store(folder, connection, None)
 
 
+def _opened(path: Path) -> sqlite3.Connection:
+    connection = sqlite3.connect(read_only(path), uri=True, isolation_level=None)
+    try:
+        connection.execute("SELECT count(*) FROM sqlite_master")
+    except sqlite3.OperationalError:
+        connection.close()
+        log = path.with_name(f"{path.name}-wal")
+        if log.exists() and log.stat().st_size:
+            raise
+        # No room for the file beside it, and no log that would need it: then the store itself holds everything.
+        return sqlite3.connect(_uri(path, _FROZEN), uri=True, isolation_level=None)
+    return connection
+
+
 def read_only(path: Path) -> str:
     """The URI that opens a store to read it."""
     # Reading a write-ahead log needs a file beside it; where none can be made, nobody writes either.
-    return _uri(path, "?mode=ro" if os.access(path.parent, os.W_OK) else "?mode=ro&immutable=1")
+    return _uri(path, "?mode=ro" if os.access(path.parent, os.W_OK) else _FROZEN)
 
 
 def _uri(path: Path, options: str) -> str:
@@ -562,8 +595,10 @@ def _schema(connection: sqlite3.Connection, path: Path) -> int:
 @contextmanager
 def transaction(connection: sqlite3.Connection) -> Iterator[None]:
     """All or nothing: committed at the end, rolled back by whatever is raised."""
-    connection.execute("BEGIN IMMEDIATE")
+    if connection.in_transaction:  # one that a second Ctrl-C kept from being rolled back
+        connection.execute("ROLLBACK")
     try:
+        connection.execute("BEGIN IMMEDIATE")  # in here: Ctrl-C may come as soon as it has begun
         yield
         connection.execute("COMMIT")
     except BaseException:
@@ -581,6 +616,18 @@ def told(path: Path) -> Iterator[None]:
         code = getattr(error, "sqlite_errorcode", 0) & 0xFF
         exit_code, reason = _REASONS.get(code, (Exit.HARNESS, str(error)))
         raise StoreError(exit_code, f"{path}: {reason}") from None
+
+
+@contextmanager
+def understood(path: Path, where: str) -> Iterator[None]:
+    """What the reader of a damaged row raises, as ``StoreError``. Only for code that turns rows into values."""
+    try:
+        yield
+    except StoreError:
+        raise
+    except (Expected, LookupError, TypeError, ValueError, RecursionError) as error:
+        reason = str(error) if isinstance(error, Expected) else f"{type(error).__name__}: {str(error)[:80]}"
+        raise StoreError(Exit.USAGE, f"{path}: {where}: damaged: {reason}") from None
 
 
 _KEPT = "what was recorded is kept, and --resume goes on"
@@ -604,7 +651,9 @@ def _data(text: str | None) -> Mapping[str, Any] | None:
 
 
 def _dict(text: str) -> Mapping[str, Any]:
-    data: Mapping[str, Any] = json.loads(text)
+    data = json.loads(text)
+    if not isinstance(data, dict):
+        raise TypeError("no JSON object")
     return data
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import tempfile
 from collections.abc import Iterable
 from pathlib import Path
@@ -11,6 +10,7 @@ from typing import Any
 
 from fuzz.campaign.finding import Finding
 from fuzz.campaign.run import HarnessError
+from fuzz.whole import write_whole
 
 
 class Keeper:
@@ -82,12 +82,9 @@ class Keeper:
         path = self.folder / name
         if name not in self._written and path.exists():
             self._older.add(name)
-        partial = self.folder / f".{name}.{os.getpid()}"
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
-            # Renamed when complete: a process that is killed leaves no half a file.
-            partial.write_text(json.dumps(data, indent=2) + "\n", encoding="utf-8")
-            partial.replace(path)
+            write_whole(path, json.dumps(data, indent=2) + "\n")
         except OSError as error:
             self.failure = self.failure or error
             return False

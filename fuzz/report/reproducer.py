@@ -37,6 +37,7 @@ from fuzz.report.expected import expectations
 from fuzz.report.issue import issue
 from fuzz.report.script import DATA_FILE, Argument, Reproduction, TracedRun, render
 from fuzz.report.trace import NotTraced, trace
+from fuzz.whole import write_whole
 from oracle.declare import Declaration
 from oracle.kinds import Engine, Operation
 
@@ -280,15 +281,16 @@ def reproducers(pool: Pool, findings: list[Finding], settings: Settings) -> Iter
 
 
 def write_reproducer(folder: Path, finding: Finding, made: Reproducer) -> Path:
-    """Write a finding's folder: case, finding, report and, if there is one, the script. Raises ``OSError``."""
+    """Write a finding's folder: case, finding, script if there is one, and last the report. Raises ``OSError``.
+
+    Where the report is, all of it is.
+    """
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / CASE_FILE).write_text(finding.case.to_json(), encoding="utf-8")
-    (folder / FINDING_FILE).write_text(json.dumps(finding.to_dict(), indent=2) + "\n", encoding="utf-8")
-    (folder / ISSUE_FILE).write_text(
-        issue(finding, SCRIPT_FILE if made.script else None, made.reason), encoding="utf-8"
-    )
+    write_whole(folder / CASE_FILE, finding.case.to_json())
+    write_whole(folder / FINDING_FILE, json.dumps(finding.to_dict(), indent=2) + "\n")
     if made.script is not None:
-        (folder / SCRIPT_FILE).write_text(made.script, encoding="utf-8")
+        write_whole(folder / SCRIPT_FILE, made.script)
     if made.beside:
-        (folder / DATA_FILE).write_bytes(made.beside)
+        write_whole(folder / DATA_FILE, made.beside)
+    write_whole(folder / ISSUE_FILE, issue(finding, SCRIPT_FILE if made.script else None, made.reason))
     return folder

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import io
 import json
 import os
 import shlex
@@ -11,6 +12,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import redirect_stderr
 from pathlib import Path
 from typing import Any
 
@@ -449,6 +451,23 @@ def test_a_full_standard_output_is_one_line() -> None:
     with open("/dev/full", "w") as full:
         done = start("targets", stdout=full)
     assert (done.returncode, done.stderr) == (3, "attn-oracle: standard output: No space left on device\n")
+
+
+class Full(io.StringIO):
+    """As a file on a full disk."""
+
+    def write(self, text: str) -> int:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+def test_a_full_standard_error_hides_nothing_and_changes_no_exit_code(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    stand_in(monkeypatch, lambda index: FAILED)
+    with redirect_stderr(Full()):
+        assert main([*FUZZ, "--out", str(tmp_path)]) == 1
+        assert main(["fuzz", "no.such.target"]) == 2
+    assert "planted.gather.clean: nan: NEW" in capsys.readouterr().out
 
 
 def test_a_pipe_that_nobody_reads_is_one_line() -> None:

@@ -245,6 +245,14 @@ def test_a_store_that_stays_locked_is_one_line(made: Store, tmp_path: Path) -> N
     writer(tmp_path).close()
 
 
+def test_a_transaction_that_was_left_open_is_rolled_back(made: Store) -> None:
+    """A second Ctrl-C keeps the first from rolling it back."""
+    made.connection.execute("BEGIN IMMEDIATE")
+    made.connection.execute("DELETE FROM campaigns")
+    made.add(1, result(0), [])
+    assert [row.results for row in made.campaigns()] == [1]
+
+
 def test_a_full_disk_keeps_what_was_recorded(made: Store) -> None:
     (pages,) = made.connection.execute("PRAGMA page_count").fetchone()
     made.connection.execute(f"PRAGMA max_page_count = {pages + 4}")

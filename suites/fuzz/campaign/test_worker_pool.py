@@ -190,6 +190,19 @@ def test_one_map_at_a_time(server: Server) -> None:
             pool.map(echoes(3), LONG, jobs=0)
 
 
+def test_a_request_by_itself_has_a_new_process_of_the_same_server(server: Server) -> None:
+    with Pool(JOB, 1, server) as pool:
+        replies = pool.map(echoes(3), LONG)
+        next(replies)
+        warm = pids(server)
+        by_itself = pool.alone({"do": "nothing", "echo": 9}, LONG)
+        assert (by_itself.value or {})["echo"] == 9
+        assert by_itself.fresh
+        assert pool.alone({"do": "segfault"}, LONG).status is Status.CRASH
+        assert wait_until(lambda: pids(server) == warm)
+        assert [index for index, _ in replies] == [1, 2]
+
+
 def test_a_pool_closes_the_server_that_it_made(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("fuzz.campaign.pool.Server", lambda: Server(preload=()))
     with Pool(JOB) as pool:
