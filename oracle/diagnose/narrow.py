@@ -213,22 +213,34 @@ def _stepwise(scene: Scene, steps: Steps, what: str, stage: str, dtype: str, ran
 
 def online(s: Tensor, v: Tensor, first: int, size: int, steps: Steps) -> tuple[Tensor, Tensor]:
     """Log-sum-exp [H] and output [H, D_v] of keys whose positions begin at `first`, in tiles of `size`."""
-    heads, count = s.shape
-    edges = sorted({0, count, *range(size - first % size, count, size)})
-    top = s.new_full((heads,), -math.inf)
-    acc, total = v.new_zeros(heads, v.shape[2]), s.new_zeros(heads)
-    for a, b in pairwise(edges):
-        raised = torch.maximum(top, s[:, a:b].amax(-1))
-        keep = (top - raised).exp()
-        weight = (s[:, a:b] - raised.unsqueeze(-1)).exp()
-        total = total * keep + weight.sum(-1)
-        rounded = cast(weight * steps.p_scale, steps.p)
-        acc = acc * keep.unsqueeze(-1)
-        if steps.acc is None:
-            acc = acc + weighted(rounded, v[a:b])
-        else:
-            chunks = sorted({a, b, *range(a + (_CHUNK - (first + a) % _CHUNK) % _CHUNK, b, _CHUNK)})
-            for c, d in pairwise(chunks):
-                acc = cast(acc + weighted(rounded[:, c - a : d - a], v[c:d]), steps.acc)
-        top = raised
+    position = torch.arange(first, first + s.shape[1])
+    tile = position // size - first // size
+    # Each tile's weights are formed against the largest logit so far, and lose what later ones raise it by.
+    starts = [0, *((tile[1:] != tile[:-1]).nonzero().flatten() + 1).tolist()]
+    tops = torch.stack([s[:, a:b].amax(-1) for a, b in pairwise([*starts, s.shape[1]])], 1).cummax(1).values
+    top = tops[:, -1]
+    lost = (tops - top.unsqueeze(-1)).exp()
+    weight = (s - tops[:, tile]).exp()
+    total = (weight * lost[:, tile]).sum(-1)
+    rounded = cast(weight * steps.p_scale, steps.p)
+    if steps.acc is None:
+        acc = weighted(rounded * lost[:, tile], v)
+    else:
+        acc = _chunked(rounded, v, position, tile, (tops[:, :-1] - tops[:, 1:]).exp(), steps.acc)
     return top + total.log(), acc / (total * steps.p_scale).unsqueeze(-1)
+
+
+def _chunked(p: Tensor, v: Tensor, position: Tensor, tile: Tensor, keep: Tensor, dtype: str) -> Tensor:
+    """Sums [H, D_v] of values with weights p [H, n], rounded after every chunk of a tile.
+
+    keep [H, tiles - 1]: what the next tile's maximum leaves of a sum.
+    """
+    chunk = position // _CHUNK
+    ends = (((chunk[1:] != chunk[:-1]) | (tile[1:] != tile[:-1])).nonzero().flatten() + 1).tolist()
+    acc, at = v.new_zeros(p.shape[0], v.shape[2]), 0
+    for a, b in pairwise([0, *ends, len(position)]):
+        if int(tile[a]) > at:
+            acc = acc * keep[:, at].unsqueeze(-1)
+            at += 1
+        acc = cast(acc + weighted(p[:, a:b], v[a:b]), dtype)
+    return acc
