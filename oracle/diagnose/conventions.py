@@ -42,7 +42,7 @@ def hypotheses(problem: Problem, convention: Convention, around: Surroundings) -
     yield from _scale(problem)
     if problem.soft_cap is not None:
         yield from _soft_cap(problem)
-    yield from _descales(problem)
+    yield from _descales(problem, around)
     yield from _flavours(problem)
     yield from _dims(problem)
 
@@ -325,11 +325,14 @@ def _soft_cap(problem: Problem) -> Iterator[Hypothesis]:
 _DESCALES = (("q", Kind.Q_DESCALE), ("k", Kind.K_DESCALE), ("v", Kind.V_DESCALE))
 
 
-def _descales(problem: Problem) -> Iterator[Hypothesis]:
+def _descales(problem: Problem, around: Surroundings) -> Iterator[Hypothesis]:
     for name, kind in _DESCALES:
         given: Descale = getattr(problem, f"{name}_descale")
         if given is not None:
-            yield from _descale(name, kind, torch.as_tensor(given, dtype=torch.float64))
+            factor = torch.as_tensor(given, dtype=torch.float64)
+            yield from _descale(name, kind, factor)
+            if name != "q" and around.page_size is not None and factor.numel() > 1 and len(factor) > 1:
+                yield from _page_descale(problem, name, kind, factor, around.page_size)
     if problem.k_descale is not None and problem.v_descale is not None:
         yield Hypothesis(
             Kind.K_DESCALE,
@@ -365,6 +368,25 @@ def _descale(name: str, kind: Kind, given: Tensor) -> Iterator[Hypothesis]:
         yield other("that of the first token for all", given[:1].expand(given.shape).contiguous(), 3)
         yield other("that of the next token", given.roll(-1, 0), 4)
         yield other("that of the token before", given.roll(1, 0), 4)
+
+
+def _page_descale(problem: Problem, name: str, kind: Kind, given: Tensor, size: int) -> Iterator[Hypothesis]:
+    """Descales of keys [Tk, Hkv or 1], as pages have them: those of other pages of the request."""
+    own = given.split(problem.kv_lens)
+    other = {
+        "the first page for all": [x[torch.arange(len(x)) % min(size, len(x))] if len(x) else x for x in own],
+        "the next page": [x.roll(-size, 0) for x in own],
+        "the page before": [x.roll(size, 0) for x in own],
+    }
+    for what, factors in other.items():
+        detail, value = f"that of {what}", torch.cat(factors)
+        yield Hypothesis(
+            kind,
+            f"{name}_descale: {detail}",
+            {"change": detail},
+            alter=lambda p, value=value: replace(p, **{f"{name}_descale": value}),  # type: ignore[misc]
+            rank=6,
+        )
 
 
 _TWIN = {fmt.dtype: twin for fmt, twin in ((E4M3FN, E4M3FNUZ), (E4M3FNUZ, E4M3FN), (E5M2, E5M2FNUZ), (E5M2FNUZ, E5M2))}

@@ -51,22 +51,24 @@ class Hypothesis:
     uniform: bool = False
     rank: int = 0
 
-    def answer(self, subject: Subject, tokens: Sequence[int], kv_head: int | None = None) -> Answer:
+    def answer(
+        self, subject: Subject, tokens: Sequence[int], kv_head: int | None = None, asked: Answer | None = None
+    ) -> Answer:
         """What the target would have returned for some rows, as `solve` says, with bounds of its own.
 
-        kv_head: only the query heads that read it.
+        kv_head: only the query heads that read it. asked: the answer of these rows to the problem as it was posed, so
+        that it need not be worked out again where the hypothesis changes only what becomes of it.
         """
-        if self.keys is visible and self.after is None and kv_head is None and len(tokens) == len(subject.out):
-            asked = subject.answer(self.alter(subject.problem))
-            rows = describe_rows(subject.problem, tokens)
-            return asked if self.bounded is None else replace(asked, bounds=self.bounded(asked.bounds, rows))
-        posed = rows_of(self.alter(subject.problem), tokens, self.keys, kv_head)
         rows = describe_rows(subject.problem, tokens)
-        asked = subject.answer(posed)
-        solution, bounds = asked.solution, asked.bounds
-        if self.after is not None:
-            solution = self.after(view_of(posed), solution, rows)
-        return Answer(solution, bounds if self.bounded is None else self.bounded(bounds, rows))
+        if self.keys is visible and self.after is None and kv_head is None and len(tokens) == len(subject.out):
+            own = subject.answer(self.alter(subject.problem))
+        else:
+            posed = rows_of(self.alter(subject.problem), tokens, self.keys, kv_head)
+            as_asked = self.alter is unchanged and self.keys is visible
+            own = asked if asked is not None and as_asked else subject.answer(posed)
+            if self.after is not None:
+                own = replace(own, solution=self.after(view_of(posed), own.solution, rows))
+        return own if self.bounded is None else replace(own, bounds=self.bounded(own.bounds, rows))
 
     def quick(self, subject: Subject, quick: Quick, tokens: Sequence[int], kv_head: int | None = None) -> Solution:
         """The solution alone, without `solve`."""

@@ -33,6 +33,7 @@ _PAGE_ROWS = 2
 _CUTS = 256
 _PAGES = 512
 _BEST = 2
+_RANKS = range(2, 9)
 ALIKE = 5.0
 """Difference of two scores that does not tell which of two keys it is: a decisive one, as noise is counted here."""
 _EVIDENCE = 3
@@ -257,11 +258,13 @@ def _refined(
 
 def _ranks(found: Sequence[Weights]) -> Iterator[Edit]:
     """Every Nth key lost: one rank's part."""
-    names = [(ranks, rank) for ranks in range(2, 9) for rank in range(ranks)]
-    key = torch.arange(found[0].p.shape[1])
-    member = torch.stack([key % n == r for n, r in names])
+    names = [(ranks, rank) for ranks in _RANKS for rank in range(ranks)]
+
+    def score(x: Weights, sign: int) -> Tensor:
+        return torch.cat([scores.parts(x, ranks, sign) for ranks in _RANKS])
+
     for sign, what in ((-1, "lost"), (1, "counted twice")):
-        for best in _best(_sum(found, lambda x, sign=sign: scores.parts(x, member, sign)), 1):  # type: ignore[misc]
+        for best in _best(_sum(found, lambda x, sign=sign: score(x, sign)), 1):  # type: ignore[misc]
             ranks, rank = names[best]
 
             def pick(row: Row, seen: Tensor, n: int = ranks, r: int = rank, sign: int = sign) -> Tensor:

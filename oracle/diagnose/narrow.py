@@ -8,7 +8,7 @@ precisions by whose budgets errors of that size are no more than roundings.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
@@ -187,16 +187,11 @@ def _stepwise(scene: Scene, steps: Steps, what: str, stage: str, dtype: str, ran
     size = scene.around.tile or scene.subject.precision.tile
 
     def one(row: Row, s: Tensor, v: Tensor, own: Solution, sinks: Tensor | None) -> tuple[Tensor, Tensor]:
-        lses, outs = [], []
-        for a, b in pairwise(seen_cuts(scene, row)):
-            if b > a:
-                lse, out = online(s[:, a:b], v[a:b], row.lo + a, size, steps)
-                lses.append(lse)
-                outs.append(out)
-        if not lses:
+        cuts = sorted(set(seen_cuts(scene, row)))
+        if len(cuts) < 2:
             return own.out, own.lse
-        parts, states = torch.stack(lses), torch.stack(outs)
-        if len(lses) > 1:
+        parts, states = online(s, v, row.lo, cuts, size, steps)
+        if len(parts) > 1:
             states = cast(states, steps.partial)
         lse = parts.logsumexp(0)
         share = (parts - with_sink(lse, sinks, True)).exp()
@@ -211,24 +206,59 @@ def _stepwise(scene: Scene, steps: Steps, what: str, stage: str, dtype: str, ran
     )
 
 
-def online(s: Tensor, v: Tensor, first: int, size: int, steps: Steps) -> tuple[Tensor, Tensor]:
-    """Log-sum-exp [H] and output [H, D_v] of keys whose positions begin at `first`, in tiles of `size`."""
-    heads, count = s.shape
-    edges = sorted({0, count, *range(size - first % size, count, size)})
-    top = s.new_full((heads,), -math.inf)
-    acc, total = v.new_zeros(heads, v.shape[2]), s.new_zeros(heads)
-    for a, b in pairwise(edges):
-        raised = torch.maximum(top, s[:, a:b].amax(-1))
-        keep = (top - raised).exp()
-        weight = (s[:, a:b] - raised.unsqueeze(-1)).exp()
-        total = total * keep + weight.sum(-1)
-        rounded = cast(weight * steps.p_scale, steps.p)
-        acc = acc * keep.unsqueeze(-1)
-        if steps.acc is None:
-            acc = acc + weighted(rounded, v[a:b])
-        else:
-            chunks = sorted({a, b, *range(a + (_CHUNK - (first + a) % _CHUNK) % _CHUNK, b, _CHUNK)})
-            for c, d in pairwise(chunks):
-                acc = cast(acc + weighted(rounded[:, c - a : d - a], v[c:d]), steps.acc)
-        top = raised
-    return top + total.log(), acc / (total * steps.p_scale).unsqueeze(-1)
+def online(s: Tensor, v: Tensor, first: int, cuts: Sequence[int], size: int, steps: Steps) -> tuple[Tensor, Tensor]:
+    """Log-sum-exp [N, H] and output [N, H, D_v] of N parts of a row's keys, each in tiles of `size`.
+
+    first: position of the first key, tiles begin at multiples of their size. cuts: where parts begin, and their end.
+    """
+    position = torch.arange(first, first + s.shape[1])
+    tiles, tile = _runs(position // size, cuts)
+    part_of = torch.bucketize(torch.tensor(tiles[:-1]), torch.tensor(cuts), right=True) - 1
+    largest = torch.stack([s[:, a:b].amax(-1) for a, b in pairwise(tiles)], 1)
+    # A tile's weights are formed against the largest logit so far, and lose what later tiles raise it by.
+    tops = torch.cat([own.cummax(1).values for own in largest.split(torch.bincount(part_of).tolist(), 1)], 1)
+    last = torch.bincount(part_of).cumsum(0) - 1
+    lost = (tops - tops[:, last[part_of]]).exp()[:, tile]
+    weight = (s - tops[:, tile]).exp()
+    total = torch.stack([x.sum(-1) for x in (weight * lost).split(_sizes(cuts), 1)])
+    rounded = cast(weight * steps.p_scale, steps.p)
+    if steps.acc is None:
+        acc = torch.stack([weighted((rounded * lost)[:, a:b], v[a:b]) for a, b in pairwise(cuts)])
+    else:
+        raised = torch.cat([tops[:, :1] * 0, tops[:, :-1] - tops[:, 1:]], 1).exp()
+        acc = _accumulated(rounded, v, _runs(position // _CHUNK, tiles)[0], cuts, (tiles, raised), steps.acc)
+    return tops[:, last].t() + total.log(), acc / (total * steps.p_scale).unsqueeze(-1)
+
+
+def _sizes(cuts: Sequence[int]) -> list[int]:
+    return [b - a for a, b in pairwise(cuts)]
+
+
+def _runs(label: Tensor, cuts: Sequence[int]) -> tuple[list[int], Tensor]:
+    """Where the label [n] changes or a cut lies, with both ends, and which of these runs each index is in."""
+    changes = (label[1:] != label[:-1]).nonzero().flatten() + 1
+    ends = sorted({*cuts, *changes.tolist()})
+    return ends, torch.repeat_interleave(torch.arange(len(ends) - 1), torch.tensor(_sizes(ends)))
+
+
+def _accumulated(
+    p: Tensor, v: Tensor, chunks: Sequence[int], cuts: Sequence[int], tiles: tuple[Sequence[int], Tensor], dtype: str
+) -> Tensor:
+    """Sums [N, H, D_v] of the values of each part with weights p [H, n], rounded after every chunk.
+
+    tiles: where they begin, and what each one's maximum leaves of the sum so far [H, tiles]. Parts go side by side; one
+    that has fewer chunks adds zeros at its end, which change nothing.
+    """
+    starts, keep = {a: i for i, a in enumerate(tiles[0][:-1])}, tiles[1]
+    by_part = [[(a, b) for a, b in pairwise(chunks) if c <= a < d] for c, d in pairwise(cuts)]
+    acc = v.new_zeros(len(by_part), p.shape[0], v.shape[2])
+    for step in range(max(map(len, by_part))):
+        added, kept = torch.zeros_like(acc), p.new_ones(len(by_part), p.shape[0])
+        for i, own in enumerate(by_part):
+            if step < len(own):
+                a, b = own[step]
+                added[i] = weighted(p[:, a:b], v[a:b])
+                if step and a in starts:
+                    kept[i] = keep[:, starts[a]]
+        acc = cast(acc * kept.unsqueeze(-1) + added, dtype)
+    return acc

@@ -8,12 +8,13 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import TypeVar
 
 import torch
 from torch import Tensor
 
 from oracle.attention import Solution
-from oracle.diagnose.rows import Row, describe_rows, key_index
+from oracle.diagnose.rows import Row, chosen_factors, describe_rows, key_index, visible
 from oracle.problem import Descale, Problem
 from oracle.rounding import widen
 
@@ -67,9 +68,11 @@ def view_of(posed: Problem) -> View:
 
 @dataclass(eq=False)
 class Quick:
-    """Keeps products q . k [Hq, n] of queries, and keys and values [Hkv, n, D], of the operands met last."""
+    """Keeps what hypotheses have in common: of the operands met last, keys and values [Hkv, n, D], products q . k and
+    logits [Hkv, group, n], and what single rows come to, out [H, D_v] and log-sum-exp [H], over runs of keys."""
 
-    _kept: dict[tuple[int, ...], tuple[object, Tensor]] = field(default_factory=dict)
+    _kept: dict[tuple[object, ...], tuple[object, Tensor]] = field(default_factory=dict)
+    _attended: dict[tuple[object, ...], tuple[object, tuple[Tensor, Tensor]]] = field(default_factory=dict)
 
     def solution(
         self, problem: Problem, tokens: Sequence[int], keys: Callable[[Row], Tensor], kv_head: int | None
@@ -79,12 +82,12 @@ class Quick:
         members = slice(kv.start * problem.group, kv.stop * problem.group)
         sinks = None if problem.sinks is None else problem.sinks[members].double()
         rows = describe_rows(problem, tokens)
-        chosen = [keys(row) for row in rows]
+        chosen = [slice(row.lo, max(row.lo, row.hi)) if keys is visible else _run(keys(row)) for row in rows]
         outs, lses, all_logits, all_values = [], [], [], []
-        for row, index in zip(rows, chosen, strict=True):
-            s = capped(self._products(problem, row, kv), problem)
-            v = self._operand(problem, row.request, "v")[kv]
-            out, lse = _attend(s, v, index, row.count)
+        for row, place in zip(rows, chosen, strict=True):
+            s = self._logits(problem, row, kv)
+            v = self._operand(problem, row.request, "v", kv)
+            out, lse = self._row(s, v, place)
             if sinks is not None:
                 out = out * torch.sigmoid(lse - sinks).unsqueeze(-1)
             outs.append(out)
@@ -93,12 +96,25 @@ class Quick:
             all_values.append(v)
 
         def logits(i: int) -> Tensor:
-            return all_logits[i].flatten(0, 1)[:, _run(chosen[i])]
+            return all_logits[i].flatten(0, 1)[:, chosen[i]]
 
         def values(i: int) -> Tensor:
-            return all_values[i][:, _run(chosen[i])].transpose(0, 1)
+            return all_values[i][:, chosen[i]].transpose(0, 1)
 
         return Solution(torch.stack(outs), torch.stack(lses)), View(sinks, problem.group, logits, values)
+
+    def _row(self, s: Tensor, v: Tensor, place: slice | Tensor) -> tuple[Tensor, Tensor]:
+        """`_attend`. A run of keys is what many hypotheses have in common, which change what becomes of it."""
+        if isinstance(place, Tensor):
+            return _attend(s, v, place)
+        return _keep(
+            self._attended, _KEPT, (id(s), id(v), place.start, place.stop), (s, v), lambda: _attend(s, v, place)
+        )
+
+    def _logits(self, problem: Problem, row: Row, kv: slice) -> Tensor:
+        raw = self._products(problem, row, kv)
+        key = (2, id(raw), problem.scale, problem.soft_cap)
+        return _keep(self._kept, _KEPT, key, raw, lambda: capped(raw, problem))
 
     def _products(self, problem: Problem, row: Row, kv: slice) -> Tensor:
         """q . k [Hkv, group, n] with their descales."""
@@ -106,37 +122,47 @@ class Quick:
         key = (0, *map(id, operands), row.token, kv.start, kv.stop, problem.kv_lens[row.request])
 
         def make() -> Tensor:
-            q = times(problem.q, problem.q_descale)[row.token].view(problem.kv_heads, problem.group, -1)
-            return q[kv] @ self._operand(problem, row.request, "k")[kv].transpose(1, 2)
+            token, heads = torch.tensor([row.token]), slice(kv.start * problem.group, kv.stop * problem.group)
+            factor = chosen_factors(problem.q_descale, token, heads, problem.q.shape[0])
+            q = times(problem.q[row.token : row.token + 1, heads], factor).view(kv.stop - kv.start, problem.group, -1)
+            return q @ self._operand(problem, row.request, "k", kv).transpose(1, 2)
 
-        return self._keep(key, operands, make)
+        return _keep(self._kept, _KEPT, key, operands, make)
 
-    def _operand(self, problem: Problem, request: int, name: str) -> Tensor:
+    def _operand(self, problem: Problem, request: int, name: str, kv: slice) -> Tensor:
         """K or V of a request, descaled [Hkv, n, D]."""
         x, descale = getattr(problem, name), getattr(problem, f"{name}_descale")
-        key = (1, id(x), id(descale), request, problem.kv_lens[request])
+        key = (1, id(x), id(descale), request, problem.kv_lens[request], kv.start, kv.stop)
 
         def make() -> Tensor:
             index = key_index(problem, request, torch.arange(problem.kv_lens[request]))
-            factor = descale
-            if isinstance(descale, Tensor) and descale.numel() > 1 and descale.shape[0] == x.shape[0] != 1:
-                factor = descale[index]
-            return times(x[_run(index)], factor).transpose(0, 1).contiguous()
+            factor = chosen_factors(descale, index, kv, x.shape[0])
+            return times(x[_run(index)][:, kv], factor).transpose(0, 1).contiguous()
 
-        return self._keep(key, (x, descale), make)
-
-    def _keep(self, key: tuple[int, ...], owners: object, make: Callable[[], Tensor]) -> Tensor:
-        """What was made for this key before. owners: held, so that their ids stay theirs."""
-        if key not in self._kept:
-            while len(self._kept) >= _KEPT:
-                del self._kept[next(iter(self._kept))]
-            self._kept[key] = (owners, make())
-        else:
-            self._kept[key] = self._kept.pop(key)
-        return self._kept[key][1]
+        return _keep(self._kept, _KEPT, key, (x, descale), make)
 
 
 _KEPT = 48
+
+T = TypeVar("T")
+
+
+def _keep(
+    kept: dict[tuple[object, ...], tuple[object, T]],
+    most: int,
+    key: tuple[object, ...],
+    owners: object,
+    make: Callable[[], T],
+) -> T:
+    """What was made for this key before. owners: held, so that their ids stay theirs."""
+    if key in kept:
+        kept[key] = kept.pop(key)
+        return kept[key][1]
+    made = make()
+    while len(kept) >= most:
+        del kept[next(iter(kept))]
+    kept[key] = (owners, made)
+    return made
 
 
 def _run(index: Tensor) -> Tensor | slice:
@@ -149,13 +175,12 @@ def _run(index: Tensor) -> Tensor | slice:
     return index
 
 
-def _attend(s: Tensor, v: Tensor, index: Tensor, count: int) -> tuple[Tensor, Tensor]:
+def _attend(s: Tensor, v: Tensor, place: slice | Tensor) -> tuple[Tensor, Tensor]:
     """out [H, D_v], lse [H] of logits s [Hkv, group, n] over some of the keys, repeated ones counting again."""
-    place = _run(index)
     if isinstance(place, slice):
         s, v, often = s[..., place], v[:, place], None
     else:
-        often = torch.bincount(index, minlength=count).double()
+        often = torch.bincount(place, minlength=s.shape[-1]).double()
         s = s.masked_fill(often == 0, -math.inf)
     if not s.shape[-1]:
         return v.new_zeros(s.shape[0] * s.shape[1], v.shape[2]), s.new_full((s.shape[0] * s.shape[1],), -math.inf)

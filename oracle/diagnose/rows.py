@@ -5,6 +5,8 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
+from itertools import accumulate, pairwise
 
 import torch
 from torch import Tensor
@@ -43,35 +45,52 @@ def request_of(problem: Problem, token: int) -> int:
 
 def describe_rows(problem: Problem, tokens: Sequence[int]) -> list[Row]:
     """The rows of some queries."""
+    shape = (problem.q_lens, problem.kv_lens, problem.contexts, problem.causal, problem.window)
+    if problem.kv_positions is None:
+        return list(_described(*shape, None, tuple(tokens)))
+    positions = problem.positions()
+    own = tuple(positions[a:b].sort().values for a, b in pairwise(problem.kv_starts))
+    return list(_described.__wrapped__(*shape, own, tuple(tokens)))
+
+
+@lru_cache(maxsize=64)
+def _described(
+    q_lens: tuple[int, ...],
+    kv_lens: tuple[int, ...],
+    contexts: tuple[int, ...],
+    causal: bool,
+    window: int | None,
+    positions: tuple[Tensor, ...] | None,
+    tokens: tuple[int, ...],
+) -> tuple[Row, ...]:
     found = []
+    starts = (0, *accumulate(q_lens))
     ranges = {}
-    positions = problem.positions() if problem.kv_positions is not None else None
     for token in tokens:
-        request = request_of(problem, token)
+        request = bisect_right(starts, token) - 1
         if request not in ranges:
-            given = slice(problem.kv_starts[request], problem.kv_starts[request + 1])
             ranges[request] = key_ranges(
-                [problem.q_lens[request]],
-                [problem.kv_lens[request]],
-                [problem.contexts[request]],
-                causal=problem.causal,
-                window=problem.window,
-                positions=None if positions is None else [positions[given].sort().values],
+                [q_lens[request]],
+                [kv_lens[request]],
+                [contexts[request]],
+                causal=causal,
+                window=window,
+                positions=None if positions is None else [positions[request]],
             )
-        index = token - problem.q_starts[request]
+        index = token - starts[request]
         found.append(
             Row(
                 token=token,
                 request=request,
                 index=index,
-                queries=problem.q_lens[request],
-                position=problem.contexts[request] - problem.q_lens[request] + index,
-                count=problem.kv_lens[request],
+                queries=q_lens[request],
+                position=contexts[request] - q_lens[request] + index,
+                count=kv_lens[request],
                 lo=int(ranges[request].lo[0, index]),
                 hi=int(ranges[request].hi[0, index]),
             )
         )
-    return found
+    return tuple(found)
 
 
 def visible(row: Row) -> Tensor:

@@ -10,6 +10,7 @@ from itertools import pairwise
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from oracle.diagnose.weights import Weights
 
@@ -87,11 +88,13 @@ def kept(x: Weights, cuts: Tensor) -> Tensor:
     return found.masked_fill(cuts.unsqueeze(1) >= cuts.unsqueeze(0), _FAR)
 
 
-def parts(x: Weights, member: Tensor, sign: int) -> Tensor:
-    """Score [C] of sets of keys lost or counted twice; member bool [C, n]."""
-    p = x.p.masked_fill(~x.seen, 0.0)
-    w = p @ member.double().t()
-    n = torch.stack([(p * m) @ x.v for m in member.double()], 1)
+def parts(x: Weights, ranks: int, sign: int) -> Tensor:
+    """Score [ranks] of every Nth key lost or counted twice, from key 0, 1, ... N - 1 on."""
+    rows, count = x.p.shape
+    missing = -count % ranks
+    p = pad(x.p.masked_fill(~x.seen, 0.0), (0, missing)).view(rows, -1, ranks)
+    v = pad(x.v, (0, 0, 0, missing)).view(-1, ranks, x.v.shape[1])
+    w, n = p.sum(1), torch.einsum("rmk,mkd->rkd", p, v)
     left = x.error.unsqueeze(1) + sign * (w.unsqueeze(-1) * x.returned.unsqueeze(1) - n)
     return total(x, left.square().sum(-1), sign * w)
 

@@ -258,7 +258,7 @@ class _Search:
         answer = Answer(solution, bounds)
         # Rows without a key as the problem is posed have no budget: if they are given keys, they need one of their own.
         if bool(((bounds.keys == 0).unsqueeze(-1) & (solution.lse > -math.inf) & failing).any()):
-            answer = hypothesis.answer(scene.subject, tokens, kv_head)
+            answer = hypothesis.answer(scene.subject, tokens, kv_head, scene.part(tokens, kv_head))
         fit = scene.subject.fit(answer, tokens, heads)
         own = self._own(tokens, kv_head)
         # Errors that were very large may leave large ones, since budgets grow with what is summed.
@@ -276,7 +276,8 @@ class _Search:
         ratio = 0.0
         tokens = _panel(self.scene.failing, self.screen[0], _affordable(self.scene.subject.problem, VERIFIED))
         for chunk in () if hypothesis.given else _chunks(tokens, _affordable(self.scene.subject.problem, PANEL)):
-            fit = self.scene.subject.fit(hypothesis.answer(self.scene.subject, chunk), chunk)
+            answer = hypothesis.answer(self.scene.subject, chunk, None, self.scene.part(chunk))
+            fit = self.scene.subject.fit(answer, chunk)
             failing = self.scene.failing[torch.tensor(chunk)]
             if not bool(fit.passes[failing].all()):
                 return None
@@ -301,7 +302,8 @@ class _Search:
         """Whether it holds within budgets of its own of the rows that were looked at first."""
         (token, kv_head), subject = self.screen, self.scene.subject
         heads = self.scene.heads(kv_head)
-        fit = subject.fit(hypothesis.answer(subject, (token,), kv_head), (token,), heads)
+        answer = hypothesis.answer(subject, (token,), kv_head, self.scene.part((token,), kv_head))
+        fit = subject.fit(answer, (token,), heads)
         return bool(fit.passes[self.scene.failing[token : token + 1, heads]].all())
 
     def _unexplained(self) -> str:

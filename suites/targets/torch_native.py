@@ -289,11 +289,22 @@ def _flex(attention: Callable[..., Any]) -> Attend:
 
 
 @cache
-def _compiled_flex() -> Callable[..., Any]:
+def _compiled_flex(backend: str = "inductor") -> Callable[..., Any]:
     from torch.nn.attention.flex_attention import flex_attention
 
-    compiled: Callable[..., Any] = torch.compile(flex_attention, dynamic=True)
+    # Beyond its limit of recompilations dynamo would run the eager operator, whose arithmetic is another, unless the
+    # whole function has to be one graph: then it raises.
+    compiled: Callable[..., Any] = torch.compile(flex_attention, dynamic=True, fullgraph=True, backend=backend)
     return compiled
+
+
+def _recompiled(*operands: Tensor, **options: Any) -> Any:
+    """The compiled kernel for any number of shapes: heads, head dims, dtypes and lengths of 1 have one each."""
+    with torch._dynamo.config.patch(recompile_limit=_KERNELS, accumulated_recompile_limit=_KERNELS):
+        return _compiled_flex()(*operands, **options)
+
+
+_KERNELS = 4096
 
 
 def _eager_flex(*operands: Tensor, **options: Any) -> Any:
@@ -330,7 +341,7 @@ def flex(
     **_: None,
 ) -> tuple[Tensor, Tensor]:
     """The compiled kernel: Triton's, and for few queries the one that splits the keys."""
-    return _by_request(_flex(_compiled_flex()), q, k, v, q_indptr, kv_indptr, causal, window, scale)
+    return _by_request(_flex(_recompiled), q, k, v, q_indptr, kv_indptr, causal, window, scale)
 
 
 @declare.varlen_extend(
