@@ -106,7 +106,7 @@ class Plan:
         choosers = [CounterChooser(self._key, index * CANDIDATES + i, dict(pair)) for i in range(CANDIDATES)]
         drawn = [(self.space.draw(chooser), chooser.picked) for chooser in choosers]
         covered = [pairs_among(self.missing, self.space, case) for case, _ in drawn]
-        best = max(range(CANDIDATES), key=lambda i: len(covered[i]))
+        best = max(range(CANDIDATES), key=lambda i: (pair in covered[i], len(covered[i])))
         if pair not in covered[best] and self._attempts[pair] >= ATTEMPTS:
             del self.missing[pair]
         for one in covered[best]:

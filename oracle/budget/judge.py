@@ -14,8 +14,9 @@ What is not finite:
   only if the bound is infinite, or if the interval overflows a format that may turn overflow into NaN (fp8).
 
 An element is vacuous if its bound is above 0 and at least the largest |v| that its row sees in its dimension:
-nearly every weighting of the visible values would pass. A log-sum-exp is vacuous if its bound is at least
-ln 2: half of the weight could be missing. A failing vacuous element still fails.
+nearly every weighting of the visible values would pass. Where all are 0, what underflow may cost is not vacuous. A
+log-sum-exp is vacuous if its bound is at least ln 2: half of the weight could be missing. A failing vacuous element
+still fails.
 
 Given `Budgets`, an element beyond its probable bound and within the worst case is suspect; vacuity and ratios go by the
 probable bound.
@@ -40,6 +41,8 @@ from oracle.rounding import inside, interval, round_to, widen
 from oracle.verdict import Verdict, worst
 
 VACUOUS_LSE = math.log(2.0)
+_NEARLY_ZERO = 2.0**-100
+"""A bound below says of values that are all 0 what it should: that their mean is."""
 _ROWS_SHOWN = 8
 
 
@@ -126,7 +129,8 @@ def judge(
     where = solution.out.device
     tight, loose = (bounds.probable, bounds.worst_case) if isinstance(bounds, Budgets) else (bounds, bounds)
     empty = tight.keys == 0
-    rows = _Values("out", out.to(where), solution.out, tight.out, loose.out, tight.out >= tight.reach)
+    hollow = (tight.out >= tight.reach) & ((tight.reach > 0) | (tight.out > _NEARLY_ZERO))
+    rows = _Values("out", out.to(where), solution.out, tight.out, loose.out, hollow)
     tally = _tally(rows, format_named(out_dtype), precision.out_rounding, empty, expected_empty_out)
     if lse is None:
         return Judgement(tally.verdict, tally, None)

@@ -148,6 +148,12 @@ def test_a_bound_of_the_size_of_the_values_is_vacuous_but_not_blind() -> None:
     assert (most.verdict, most.out.vacuous) == (Verdict.VACUOUS, 3)
 
 
+def test_what_underflow_costs_is_vacuous_beside_tiny_values_but_not_beside_zeros() -> None:
+    assert verdict_of([0.0] * 4, [0.0] * 4, 1e-38, reach=0.0).verdict is Verdict.PASS
+    assert verdict_of([0.0] * 4, [0.0] * 4, 1e-38, reach=1e-39).verdict is Verdict.VACUOUS
+    assert verdict_of([0.0] * 4, [0.0] * 4, 1e-20, reach=0.0).verdict is Verdict.VACUOUS
+
+
 def rows(out: list[float], lse: list[float], keys: list[int], **options: Any) -> Judgement:
     """Judge one element per row; expected out 0.5 and lse 1, or 0 and -inf in empty rows, bounds 0.01."""
     seen = torch.tensor(keys)
