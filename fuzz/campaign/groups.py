@@ -28,6 +28,10 @@ _COMPILED = (
 _PRESENT = {"window": None, "sinks": "none"}
 """Fields of which a kernel is told at compile time whether there is one; and what they hold where there is none."""
 
+_FIRST, _HELD, _ON_DISK, _WAITS = range(4)
+"""How soon a worker takes an order: nobody has begun its group, the worker holds its kernels, others do, one compiles
+them just now."""
+
 
 def kernels_of(request: dict[str, Any]) -> Hashable:
     """The group of a worker's request: its target, and what of its case (plain data) becomes types and constants."""
@@ -58,10 +62,10 @@ class Queue:
     def __init__(self, group: Callable[[dict[str, Any]], Hashable] | None = None) -> None:
         self._group = group
         self._orders: list[Order] = []
-        self._begun: set[Hashable] = set()
+        self._compiling: set[Hashable] = set()
         """groups whose first order is with a worker"""
-        self._runs: dict[Hashable, set[int]] = {}
-        """who has run an order of each other group"""
+        self._holders: dict[Hashable, set[int]] = {}
+        """of each other group, the workers that have run an order of it"""
 
     def put(self, index: int, request: dict[str, Any]) -> None:
         """Add an order at the end."""
@@ -74,28 +78,25 @@ class Queue:
         if rank == _WAITS:
             return None
         order = self._orders.pop(place)
-        if order.group is not None and order.group not in self._runs:
-            self._begun.add(order.group)
+        if order.group is not None and order.group not in self._holders:
+            self._compiling.add(order.group)
         return order
 
     def done(self, worker: int, order: Order) -> None:
         """``worker`` has run ``order``, however it ended."""
         if order.group is not None:
-            self._begun.discard(order.group)
-            self._runs.setdefault(order.group, set()).add(worker)
+            self._compiling.discard(order.group)
+            self._holders.setdefault(order.group, set()).add(worker)
 
     def forget(self) -> None:
         """Drop what waits. What was run stays known."""
         self._orders.clear()
-        self._begun.clear()
+        self._compiling.clear()
 
     def _rank(self, order: Order, worker: int) -> int:
-        if order.group is None:
-            return 0
-        if order.group in self._begun:
+        if order.group in self._compiling:
             return _WAITS
-        runs = self._runs.get(order.group)
-        return 0 if runs is None else 1 if worker in runs else 2
-
-
-_WAITS = 3
+        holders = self._holders.get(order.group)
+        if holders is None:
+            return _FIRST
+        return _HELD if worker in holders else _ON_DISK

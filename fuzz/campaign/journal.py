@@ -64,8 +64,7 @@ class Journal:
         """What the findings of the campaign, by their ids, were made into."""
         rows = self.store.findings(self._campaign)
         with understood(self.store.path, "findings"):
-            found = {row.id: made_smaller(row) for row in rows}
-        return {name: smaller for name, smaller in found.items() if smaller is not None}
+            return {row.id: smaller for row in rows if (smaller := made_smaller(row)) is not None}
 
     def _round(self, closed: Closed | None) -> Round | None:
         if closed is None:
@@ -173,10 +172,10 @@ def outcome_of_row(row: Result, case: Case) -> Outcome:
         one.text("message")
         one.fields("evidence")
     seconds = Fields({"seconds": row.seconds}, "result").numbers("seconds")
-    error = None if row.harness is None else Fields(row.harness, "harness")
-    harness = (
-        None if error is None else HarnessError(row.key.target, case, error.text("message"), error.text("traceback"))
-    )
+    harness = None
+    if row.harness is not None:
+        error = Fields(row.harness, "harness")
+        harness = HarnessError(row.key.target, case, error.text("message"), error.text("traceback"))
     return Outcome(row.key.target, case, CaseResult.from_dict(row.result), seconds, harness)
 
 

@@ -11,7 +11,19 @@ from typing import Any
 
 from fuzz.campaign.finding import saved_finding
 from fuzz.campaign.journal import difference
-from fuzz.campaign.store import FILE, LOCK, Store, StoreError, read_only, reader, told, transaction, understood, writer
+from fuzz.campaign.store import (
+    FILE,
+    LOCK,
+    Key,
+    Store,
+    StoreError,
+    read_only,
+    reader,
+    told,
+    transaction,
+    understood,
+    writer,
+)
 from fuzz.errors import Exit
 
 _ROWS = {
@@ -113,8 +125,7 @@ def _take_campaign(connection: sqlite3.Connection, campaign: tuple[Any, ...], fo
         (ours, theirs),
     ).fetchone()
     if clash is not None:
-        where = f"{clash[0]}, round {clash[1]}, case {clash[2]}"
-        raise StoreError(Exit.USAGE, f"{folder / FILE}: {where}: another case than another store has there")
+        raise StoreError(Exit.USAGE, f"{folder / FILE}: {Key(*clash).said}: another case than another store has there")
     for table, columns in _ROWS.items():
         connection.execute(
             f"INSERT OR IGNORE INTO {table} (campaign, {columns}) SELECT ?, {columns} FROM other.{table}"

@@ -289,14 +289,14 @@ class _Several:
             share = None if self.deadline is None else (self.deadline - time.monotonic()) / (len(findings) - place)
             if share is not None and share <= 0:
                 return
-            before = self.results.get(finding.id, Smaller(finding, finding, 0, False))
-            if before.complete or enough(before.after.case) or before.judged == self.most:
+            so_far = self.results.get(finding.id, Smaller(finding, finding, 0, False))
+            if so_far.complete or enough(so_far.after.case) or so_far.judged == self.most:
                 continue
-            self.results[finding.id] = found = self._further(before, share, enough)
+            self.results[finding.id] = found = self._further(so_far, share, enough)
             yield found
 
-    def _further(self, before: Smaller, share: float | None, enough: Callable[[Case], bool]) -> Smaller:
-        now = before.after
+    def _further(self, so_far: Smaller, share: float | None, enough: Callable[[Case], bool]) -> Smaller:
+        now = so_far.after
         others = (r.after.case for r in self.results.values() if r.after.target == now.target)
         found = minimise_finding(
             now,
@@ -304,15 +304,15 @@ class _Several:
             self.pool,
             self.settings,
             time_s=None if share is None else min(self.each_s, share),
-            most=None if self.most is None else self.most - before.judged,
+            most=None if self.most is None else self.most - so_far.judged,
             enough=enough,
             smaller=list(dict.fromkeys(others)),
             judged=self.judged,
         )
-        after = found.after
-        if after.id != before.before.id:
-            after = replace(after, made_from=before.before.id)
-        return Smaller(before.before, after, before.judged + found.judged, found.complete)
+        first, after = so_far.before, found.after
+        if after.id != first.id:
+            after = replace(after, made_from=first.id)
+        return Smaller(first, after, so_far.judged + found.judged, found.complete)
 
 
 def minimise_findings(

@@ -126,8 +126,8 @@ class Search:
         return closed
 
     def _draw(self, index: int) -> tuple[Case, Choices, Origin]:
-        turn, others = divmod(self._round * ROUND + index, PLANNED_EVERY)
-        planned = self._plan.covering(turn) if not others else None
+        turn, rest = divmod(self._round * ROUND + index, PLANNED_EVERY)
+        planned = self._plan.covering(turn) if rest == 0 else None
         if planned is not None:
             return *planned, Origin.PLAN
         key = key_of(self._seed, self._round, self.name, "search")

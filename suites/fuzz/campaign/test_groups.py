@@ -113,7 +113,7 @@ def test_a_worker_goes_on_with_what_it_has_compiled() -> None:
     assert other.index == 2
 
 
-def test_the_first_of_a_group_may_end_in_any_way() -> None:
+def test_a_group_whose_first_never_ended_begins_anew() -> None:
     queue = Queue(plainly)
     for index in range(2):
         queue.put(index, {"group": "a"})
@@ -225,7 +225,7 @@ def server() -> Iterator[Server]:
         yield server
 
 
-def test_a_pool_with_groups_replies_in_order_and_compiles_once(server: Server) -> None:
+def test_a_pool_with_groups_replies_in_order(server: Server) -> None:
     requests = [{"do": "sleep", "seconds": 0.02, "echo": index, "group": index % 5} for index in range(24)]
     requests[5] = {"do": "segfault", "group": 0}
     with Pool(Job("suites.fuzz.campaign.faults:misbehave"), 3, server, group=plainly) as pool:
