@@ -21,6 +21,7 @@ from attn_oracle.options import DEFAULT_CASES, MARKER, OptionError, Options, par
 from attn_oracle.process import Unavailable, UsageError, shared
 from attn_oracle.target import Named, Target, named
 from oracle.failure import AttentionMismatch, mismatch_type
+from oracle.failure.words import count
 
 SHRINK_S = 30.0
 """Seconds for making a failing case smaller."""
@@ -163,13 +164,7 @@ class _Search:
         if "finding" in found:
             case, judged = DrawnCase(case.target, found["words"], found["case"], case.named), found
         end = "no single reduction keeps the fault" if found["complete"] else "the time was up: it may be smaller yet"
-        _fail(
-            case,
-            judged,
-            self.record,
-            self.engine,
-            f"of {found['tried']} {'case' if found['tried'] == 1 else 'cases'} tried; {end}",
-        )
+        _fail(case, judged, self.record, self.engine, f"of {count(found['tried'], 'case')} tried; {end}")
 
 
 def _search(own: Named, record: Record, chosen: Options, engine: str) -> AttentionMismatch | None:

@@ -19,6 +19,7 @@ from fuzz.errors import Exit, Stop
 from fuzz.report.summary import SCHEMA
 from fuzz.versions import versions
 from oracle.declare import Declaration
+from oracle.failure.words import count
 from oracle.kinds import Engine
 from oracle.verdict import Verdict
 
@@ -184,7 +185,7 @@ def lines(answer: Answer, path: Path, target: str, engine: Engine) -> Iterator[s
 def _size(case: Mapping[str, Any]) -> str:
     requests, tokens = len(case["context_lens"]), sum(case["context_lens"])
     queries = f", {sum(case['query_lens'])} queries" if case["query_lens"] else ""
-    return f"{requests} request{'' if requests == 1 else 's'} of {tokens} tokens{queries}"
+    return f"{count(requests, 'request')} of {tokens} tokens{queries}"
 
 
 def _told(who: str, result: CaseResult) -> Iterator[str]:

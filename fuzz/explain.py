@@ -16,6 +16,7 @@ from fuzz.campaign.run import MOST_HARNESS_ERRORS, Campaign
 from fuzz.report.keep import Keeper
 from fuzz.report.reproducer import ISSUE_FILE, open_reproducers, reproducers, write_reproducer
 from fuzz.report.summary import distinct, shown
+from oracle.failure.words import count
 
 
 def explain(campaign: Campaign, pool: Pool, kept: Keeper, time_s: float, journal: Journal | None = None) -> None:
@@ -50,7 +51,7 @@ def _minimise(
         kept.replace(smaller.before, smaller.after)
 
     began = time.monotonic()
-    _say(f"making {_several(len(findings), 'finding')} smaller, for at most {time_s:.0f} s")
+    _say(f"making {count(len(findings), 'finding')} smaller, for at most {time_s:.0f} s")
     results = minimise_findings(findings, campaign.targets, pool, campaign.settings, time_s, done=done)
     whole = sum(result.complete for result in results)
     _say(f"{len(results)} made smaller in {time.monotonic() - began:.0f} s, {whole} of them as far as it goes")
@@ -63,7 +64,7 @@ def _reproduce(findings: Sequence[Finding], campaign: Campaign, kept: Keeper) ->
         return
     began = time.monotonic()
     scripts = 0
-    _say(f"writing {_several(len(todo), 'reproducer')}")
+    _say(f"writing {count(len(todo), 'reproducer')}")
     with open_reproducers(campaign.settings) as pool:
         for finding, made in reproducers(pool, todo, campaign.settings):
             try:
@@ -72,11 +73,7 @@ def _reproduce(findings: Sequence[Finding], campaign: Campaign, kept: Keeper) ->
                 kept.failure = kept.failure or error
                 return
             scripts += made.script is not None
-    _say(f"{_several(len(todo), 'reproducer')} written in {time.monotonic() - began:.0f} s, {scripts} with a script")
-
-
-def _several(count: int, noun: str) -> str:
-    return f"{count} {noun}{'' if count == 1 else 's'}"
+    _say(f"{count(len(todo), 'reproducer')} written in {time.monotonic() - began:.0f} s, {scripts} with a script")
 
 
 def _say(line: str) -> None:

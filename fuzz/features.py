@@ -130,4 +130,5 @@ def _query_labels(case: Case, queries: int, length: int) -> set[str]:
     if queries == length and not decodes:
         return {"full"}
     number = "one" if queries == 1 else "some"
+    # All but one token are new: a prefix of a single key.
     return {number} if decodes or queries != length - 1 else {number, "but_one"}

@@ -32,6 +32,9 @@ _OF_REQUESTS = {"none": 1, "one": 3, "many": 6}
 _OFTEN_OFF = ("window", "sinks", "soft_cap", "scale")
 """What is off half of the time: where one of them is wrong, it hides what is wrong with the others."""
 
+_OF_RECOMMENDED = 3
+"""How often a recommended probe, which together show most faults, is drawn for once that each of the others is."""
+
 LONGEST_WINDOW = 48
 """A window drawn at random is at most this long, so that contexts beyond it stay cheap."""
 
@@ -215,7 +218,7 @@ class Space:
         return case if unfit(case) is None else replace(case, probe=Probe.NORMAL)
 
     def _options(self, name: str, probe: str) -> Sequence[str]:
-        """What may be drawn beside ``probe``, each as often as it should be."""
+        """What may be drawn beside ``probe``: an option that is to come up more often is there more than once."""
         declared = self.dimensions[name]
         if name == "probe":
             return _weighted_probes(declared)
@@ -418,15 +421,11 @@ def unpaired(names: dict[str, str]) -> str | None:
 _PROBE_NEEDS: dict[str, Mapping[str, tuple[str, ...]]] = {probe.value: d.needs for probe, d in DESIGNS.items()}
 
 
-_OF_NAMED = 3
-"""How often a probe of those that together show most faults is drawn, for once that each of the others is."""
-
-
 def _weighted_probes(declared: Sequence[str]) -> list[str]:
-    """The first, normal, about a third of the time, and those that are recommended as often together."""
-    named = [probe for probe in declared[1:] if probe in RECOMMENDED]
-    others = len(declared) - 1 - len(named)
-    often = dict.fromkeys(named, _OF_NAMED) | {declared[0]: max(others, 1) if named else 1}
+    """The first, normal, as often as all that are not recommended together: about a third of the time."""
+    recommended = [probe for probe in declared[1:] if probe in RECOMMENDED]
+    others = len(declared) - 1 - len(recommended)
+    often = dict.fromkeys(recommended, _OF_RECOMMENDED) | {declared[0]: max(others, 1) if recommended else 1}
     return [probe for probe in declared for _ in range(often.get(probe, 1))]
 
 

@@ -91,7 +91,8 @@ def _highest(size: Tensor) -> Tensor:
 
 
 def _ends(stored: Tensor, size: Tensor) -> Tensor:
-    """Numbers of which the largest in size is that of the keys, read as they are stored where torch can: that is less.
+    """Numbers [1 | 2] of which the largest in size is that of the keys, read as they are stored, which is less, where
+    torch can.
 
     size: of the keys, in the dtype that is wanted.
     """

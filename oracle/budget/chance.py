@@ -382,6 +382,7 @@ def _simulated(found: Judged, a: Arithmetic, p: Tensor, sinks: bool) -> list[Ten
     weights, fmt, s = found.weights, a.p, found.logits.value.unsqueeze(1)
     assert fmt is not None
     toward_zero = a.precision.p_rounding is Rounding.TOWARD_ZERO
+    # The weight of 1, once scaled, may be no number of the format.
     one = torch.tensor(a.precision.p_scale)
     of_one = float(_cast(one, fmt, toward_zero) / one - 1)
     errors, p, lse = [], p.unsqueeze(1), weights.lse.unsqueeze(1)
@@ -393,7 +394,7 @@ def _simulated(found: Judged, a: Arithmetic, p: Tensor, sinks: bool) -> list[Ten
         scale = scale.nan_to_num_(nan=1.0, posinf=1.0).clamp_(2.0**-100, 2.0**100).to(p.dtype)
         x = (p * scale).float()
         error = _cast(x, fmt, toward_zero).sub_(x).to(p.dtype).div_(scale)
-        # A key at its maximum has the weight 1; one above it raises it.
+        # A key at its maximum has the weight 1; one above it raises the maximum, and has it too.
         highest = s >= top
         error.masked_fill_(highest, 0.0)
         if of_one:
@@ -420,7 +421,8 @@ def _running_maxima(found: Judged, a: Arithmetic, sinks: bool) -> Iterator[Tenso
 
     The row's own; some below it, within a binade and within a step of the format; the sink, with which kernels may
     begin; some near both that part the weights into such as round up and such as round down; those of splits and ranks,
-    which begin anew; and those of tiles of several sizes, which rise along with the logits where these do.
+    which begin anew; and those of tiles of several sizes, which rise along with the logits where these do. Where logits
+    err by steps of a narrow format, those of parts and of the smallest tiles also higher by such an error.
     """
     s = found.logits.value
     if a.precision.p_normalised:

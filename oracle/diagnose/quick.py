@@ -18,6 +18,10 @@ from oracle.diagnose.rows import Row, chosen_factors, describe_rows, key_index, 
 from oracle.problem import Descale, Problem
 from oracle.rounding import widen
 
+T = TypeVar("T")
+_Kept = dict[tuple[object, ...], tuple[object, T]]
+"""By what it was made of: the owners of the ids among that, and what was made."""
+
 
 @dataclass(frozen=True, eq=False)
 class View:
@@ -71,8 +75,8 @@ class Quick:
     """Keeps what hypotheses have in common: of the operands met last, keys and values [Hkv, n, D], products q . k and
     logits [Hkv, group, n], and what single rows come to, out [H, D_v] and log-sum-exp [H], over runs of keys."""
 
-    _kept: dict[tuple[object, ...], tuple[object, Tensor]] = field(default_factory=dict)
-    _attended: dict[tuple[object, ...], tuple[object, tuple[Tensor, Tensor]]] = field(default_factory=dict)
+    _kept: _Kept[Tensor] = field(default_factory=dict)
+    _attended: _Kept[tuple[Tensor, Tensor]] = field(default_factory=dict)
 
     def solution(
         self, problem: Problem, tokens: Sequence[int], keys: Callable[[Row], Tensor], kv_head: int | None
@@ -107,14 +111,13 @@ class Quick:
         """`_attend`. A run of keys is what many hypotheses have in common, which change what becomes of it."""
         if isinstance(place, Tensor):
             return _attend(s, v, place)
-        return _keep(
-            self._attended, _KEPT, (id(s), id(v), place.start, place.stop), (s, v), lambda: _attend(s, v, place)
-        )
+        key = (id(s), id(v), place.start, place.stop)
+        return _keep(self._attended, key, (s, v), lambda: _attend(s, v, place))
 
     def _logits(self, problem: Problem, row: Row, kv: slice) -> Tensor:
         raw = self._products(problem, row, kv)
         key = (2, id(raw), problem.scale, problem.soft_cap)
-        return _keep(self._kept, _KEPT, key, raw, lambda: capped(raw, problem))
+        return _keep(self._kept, key, raw, lambda: capped(raw, problem))
 
     def _products(self, problem: Problem, row: Row, kv: slice) -> Tensor:
         """q . k [Hkv, group, n] with their descales."""
@@ -127,7 +130,7 @@ class Quick:
             q = times(problem.q[row.token : row.token + 1, heads], factor).view(kv.stop - kv.start, problem.group, -1)
             return q @ self._operand(problem, row.request, "k", kv).transpose(1, 2)
 
-        return _keep(self._kept, _KEPT, key, operands, make)
+        return _keep(self._kept, key, operands, make)
 
     def _operand(self, problem: Problem, request: int, name: str, kv: slice) -> Tensor:
         """K or V of a request, descaled [Hkv, n, D]."""
@@ -139,27 +142,20 @@ class Quick:
             factor = chosen_factors(descale, index, kv, x.shape[0])
             return times(x[_run(index)][:, kv], factor).transpose(0, 1).contiguous()
 
-        return _keep(self._kept, _KEPT, key, (x, descale), make)
+        return _keep(self._kept, key, (x, descale), make)
 
 
 _KEPT = 48
+"""How many of each kind are kept; the one asked for longest ago goes first."""
 
-T = TypeVar("T")
 
-
-def _keep(
-    kept: dict[tuple[object, ...], tuple[object, T]],
-    most: int,
-    key: tuple[object, ...],
-    owners: object,
-    make: Callable[[], T],
-) -> T:
-    """What was made for this key before. owners: held, so that their ids stay theirs."""
+def _keep(kept: _Kept[T], key: tuple[object, ...], owners: object, make: Callable[[], T]) -> T:
+    """What was made for this key before, else what `make` makes. owners: held, so that their ids stay theirs."""
     if key in kept:
         kept[key] = kept.pop(key)
         return kept[key][1]
     made = make()
-    while len(kept) >= most:
+    while len(kept) >= _KEPT:
         del kept[next(iter(kept))]
     kept[key] = (owners, made)
     return made

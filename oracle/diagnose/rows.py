@@ -47,13 +47,12 @@ def describe_rows(problem: Problem, tokens: Sequence[int]) -> list[Row]:
     """The rows of some queries."""
     shape = (problem.q_lens, problem.kv_lens, problem.contexts, problem.causal, problem.window)
     if problem.kv_positions is None:
-        return list(_described(*shape, None, tuple(tokens)))
+        return list(_described_before(*shape, None, tuple(tokens)))
     positions = problem.positions()
     own = tuple(positions[a:b].sort().values for a, b in pairwise(problem.kv_starts))
-    return list(_described.__wrapped__(*shape, own, tuple(tokens)))
+    return list(_described(*shape, own, tuple(tokens)))
 
 
-@lru_cache(maxsize=64)
 def _described(
     q_lens: tuple[int, ...],
     kv_lens: tuple[int, ...],
@@ -91,6 +90,10 @@ def _described(
             )
         )
     return tuple(found)
+
+
+_described_before = lru_cache(maxsize=64)(_described)
+"""Hypotheses ask for the rows of few shapes again and again. Not for given positions: tensors are no keys."""
 
 
 def visible(row: Row) -> Tensor:

@@ -39,6 +39,7 @@ from fuzz.report import functions
 from fuzz.report import summary as summaries
 from fuzz.search_command import explained, finish, keeper, search
 from fuzz.sweep import sweep
+from oracle.failure.words import count
 from oracle.kinds import Engine
 from suites.gpu_diff import bundle
 
@@ -139,7 +140,7 @@ def check_ledger(pool: Pool, prepared: Prepared, console: Console) -> tuple[list
         if not any(defect.matches(target, f.check, outcome.diagnosis(f.check), outcome.case) for f in failed):
             stale[defect.id] = defect
     shown = list({defect.id: defect for defect, _ in asked if defect.id not in stale}.values())
-    console.print(f"{len(shown)} known defect{'' if len(shown) == 1 else 's'} shown again")
+    console.print(f"{count(len(shown), 'known defect')} shown again")
     return shown, list(stale.values())
 
 

@@ -29,6 +29,7 @@ from fuzz.commands import built_in_ledger
 from fuzz.errors import Exit, Stop
 from fuzz.ledger import Defect
 from oracle.diagnose.model import Kind
+from oracle.failure.words import count
 from oracle.kinds import Engine
 
 LARGER = {
@@ -64,7 +65,7 @@ class Row:
         if self.found is None:
             return f"{self.defect.id}: NOT FOUND in {self.tried} cases of {', '.join(self.defect.targets)}"
         lengths = self.found.case.context_lens
-        size = f"{len(lengths)} request{'' if len(lengths) == 1 else 's'}, {sum(lengths)} tokens"
+        size = f"{count(len(lengths), 'request')}, {sum(lengths)} tokens"
         large = f" (large: {LARGER.get(self.defect.id, 'it could be smaller')})"
         how = f"{'minimised' if self.minimised else 'as found'}: {size}{'' if self.small else large}"
         return f"{self.defect.id}: {self.cases} cases; {self.found.check}, {self.found.diagnosis}; {how}"

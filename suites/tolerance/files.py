@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import json
-import os
 from pathlib import Path
 from typing import Any
 
 from fuzz.errors import Exit, Stop
+from fuzz.whole import write_whole
 
 
 def write(path: Path, data: dict[str, Any]) -> None:
     """Replace the file, so that it is never half there."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    part = path.with_name(path.name + ".part")
-    part.write_text(json.dumps(data, separators=(",", ":")) + "\n", encoding="utf-8")
-    os.replace(part, path)
+    write_whole(path, json.dumps(data, separators=(",", ":")) + "\n")
 
 
 def read(path: Path) -> dict[str, Any]:

@@ -8,9 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from oracle.budget.chance import _turning_point
-from oracle.budget.formats import FORMATS, Format, format_named
+from oracle.budget.formats import FORMATS, INPUT, Format, format_named
 from oracle.budget.growth import compound, contraction, gamma
-from oracle.precision import Accumulation, MatrixUnit
+from oracle.precision import _NAMES, Accumulation, MatrixUnit
 from oracle.rounding import round_to, widen
 from suites.tolerance.variants import cast
 
@@ -79,6 +79,10 @@ def test_compound_is_the_error_of_a_product(errors: list[float]) -> None:
 def test_contraction(unit: MatrixUnit, terms: int, steps: int, expected: float) -> None:
     n = torch.tensor(float(terms), dtype=torch.float64)
     assert float(contraction(unit, n, steps)) == pytest.approx(expected / (1 - expected), rel=1e-12)
+
+
+def test_what_a_precision_may_name_are_the_formats() -> None:
+    assert set(_NAMES) == {INPUT, *FORMATS}
 
 
 @pytest.mark.parametrize("toward_zero", [False, True])

@@ -96,11 +96,11 @@ def _step(
     verifies: bool = False,
     replays: bool = False,
 ) -> Tensor:
-    """A step, of one kind or the other; ``verifies``: the new tokens are drafts, as many of each request.
+    """A step, of one kind or the other: the output [Tq, Hq, Dv].
 
-    ``replays``: it was captured as a graph, for contexts of one token, and is replayed.
-
-    ``shares``: of two layers that share their keys and values, the second: the first has stored them.
+    ``shares``: of two layers that share their keys and values, the second: the first has stored them. ``verifies``: the
+    new tokens are drafts, as many of each request. ``replays``: it was captured as a graph, for contexts of one token,
+    and is replayed.
     """
     layer = fakes.Layer(
         tp_q_head_num=q.shape[1],
@@ -114,23 +114,8 @@ def _step(
         v_scale=v_descale,
         attn_type=AttentionType.DECODER if causal else AttentionType.ENCODER_ONLY,
     )
-    queries = q_indptr[1:] - q_indptr[:-1]
-    position = torch.arange(int(lengths.max()), device=q.device)
-    listed = position < lengths[:, None]
-    req_to_token = torch.zeros(listed.shape, dtype=torch.int32, device=q.device)
-    req_to_token[listed] = slots.to(torch.int32)
-    new = listed & (position >= (lengths - queries)[:, None])
-    drafts = int(queries[0]) if verifies else None
-    if drafts is not None:
-        require(bool((queries == drafts).all()), "q_indptr", f"{queries.tolist()} drafts", "as many of each request")
-    batch = fakes.Batch(
-        forward_mode=fakes.Mode(decodes, verifies),
-        # Drafted tokens are not counted before they are accepted.
-        seq_lens=lengths - queries if verifies else lengths,
-        extend_seq_lens=queries,
-        out_cache_loc=req_to_token[new].long(),
-        spec_info=fakes.Drafts(drafts) if drafts else None,
-    )
+    batch, req_to_token = _batch(q_indptr, lengths, slots, fakes.Mode(decodes, verifies))
+    drafts = None if batch.spec_info is None else batch.spec_info.draft_token_num
     backend = fakes.backend_of(
         modules, k_cache, v_cache, req_to_token, slot_map, layer, q.dtype, unified=unified, drafts=drafts
     )
@@ -144,6 +129,31 @@ def _step(
         if shares:
             out = forward(q, None, None, layer, batch, False, sinks=sinks)
     return out.view(q.shape[0], q.shape[1], v.shape[2])
+
+
+def _batch(q_indptr: Tensor, lengths: Tensor, slots: Tensor, mode: fakes.Mode) -> tuple[fakes.Batch, Tensor]:
+    """The batch of a step, and the slot of each position of each request, int32 [R, longest]."""
+    queries = q_indptr[1:] - q_indptr[:-1]
+    position = torch.arange(int(lengths.max()), device=lengths.device)
+    listed = position < lengths[:, None]
+    req_to_token = torch.zeros(listed.shape, dtype=torch.int32, device=lengths.device)
+    req_to_token[listed] = slots.to(torch.int32)
+    new = listed & (position >= (lengths - queries)[:, None])
+    seq_lens, drafts = lengths, None
+    if mode.verifies:
+        drafts = fakes.Drafts(int(queries[0]))
+        same = bool((queries == drafts.draft_token_num).all())
+        require(same, "q_indptr", f"{queries.tolist()} drafts", "as many of each request")
+        # Drafted tokens are not counted before they are accepted.
+        seq_lens = lengths - queries
+    batch = fakes.Batch(
+        forward_mode=mode,
+        seq_lens=seq_lens,
+        extend_seq_lens=queries,
+        out_cache_loc=req_to_token[new].long(),
+        spec_info=drafts,
+    )
+    return batch, req_to_token
 
 
 def _replay(backend: Any, batch: fakes.Batch) -> None:
