@@ -24,6 +24,10 @@ _SILENT = frozenset(
 """Operations that launch nothing, beside views."""
 
 
+_MIXED = frozenset({"copy_", "_to_copy", "index", "index_put_", "_index_put_impl_"})
+"""Operations that take tensors of both sides; others take those without a dimension alone."""
+
+
 class Remote(torch.Tensor):
     """A tensor on an imagined GPU."""
 
@@ -88,6 +92,8 @@ class _Counting(TorchDispatchMode):
         there = torch.device(target).type == DEVICE.type if target is not None else remote
         if target is not None and there:
             kwargs["device"] = torch.device("cpu")
+        if remote and name not in _MIXED and any(_is_on_cpu(x) for x in tree_leaves((args, kwargs))):
+            raise RuntimeError(f"{name}: of tensors on the device and on the CPU")
         if remote != there and name == "_to_copy":
             self.counts.copies += 1
             self.counts.waits += not (there and kwargs.get("non_blocking"))
@@ -112,6 +118,10 @@ class _Counting(TorchDispatchMode):
 
 def _is(x: Any) -> bool:
     return isinstance(x, Tensor)
+
+
+def _is_on_cpu(x: Any) -> bool:
+    return isinstance(x, Tensor) and not isinstance(x, Remote) and x.dim() > 0 and x.device.type == "cpu"
 
 
 def _inner(x: Any) -> Any:

@@ -83,11 +83,11 @@ def decoded_keys(run: Execution, ratios: Tensor, noise: Tensor) -> list[dict[str
     if problem is None or problem.kv_positions is not None:
         return []
     most = _KEYS if case.probe in _CODES else _PLAIN_KEYS
-    out = run.outputs["out"].to(problem.device)
     rows = (ratios.flatten(1) > 1).any(-1).nonzero().flatten().tolist()[:ROWS]
     if sum(problem.kv_lens) > most or not rows:
         return []
-    found = decode(problem, out, page_size=case.page_size, rows=rows, noise=noise.nan_to_num(posinf=1e300))
+    noise = noise.nan_to_num(posinf=1e300)
+    found = decode(problem, run.outputs["out"], page_size=case.page_size, rows=rows, noise=noise)
     return [_plain(problem, row) for row in found]
 
 

@@ -52,14 +52,18 @@ def decode(
     output, absolute, a number or [Tq, Hq, D_v].
 
     Heads that attended to the same keys are decoded together: a row comes back once, or once for each kv head or query
-    head. Rows that are right do not come back. Raises ProblemError where the problem does not give every key.
+    head. Rows that are right do not come back. Works on the CPU. Raises ProblemError where the problem does not give
+    every key.
     """
+    cpu = torch.device("cpu")
+    problem, out, noise = problem.to(cpu), out.to(cpu), torch.as_tensor(noise, dtype=torch.float64, device=cpu)
+    pool_k, pool_v = (None if pool is None else pool.to(cpu) for pool in (pool_k, pool_v))
     if problem.kv_positions is not None:
         raise ProblemError("kv_positions: allowed is None, the decoder looks for keys among all of them")
     candidates = Candidates.of(problem, page_size, pages, pool_k, pool_v)
     solution = solve(problem)
     total = solution.lse if problem.sinks is None else lse_with_sink(solution.lse, problem.sinks)
-    extra = torch.as_tensor(noise, dtype=torch.float64).expand(out.shape)
+    extra = noise.expand(out.shape)
     found: list[RowKeys] = []
     for row in range(out.shape[0]) if rows is None else rows:
         view = Row.of(candidates, row, widen(out[row]), solution.out[row], total[row], extra[row], out.dtype)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pytest
@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from fuzz.bench.launches import Remote, counted
 from fuzz.buffers import Poison
 from fuzz.case import Probe
 from fuzz.instance import build
@@ -170,6 +171,24 @@ def test_every_code_gives_back_the_truth_or_refuses(probe: Probe, data: st.DataO
     for row in decoded:
         if row.changes is not None:
             assert {c.key: c.count - c.expected for c in row.changes} == changes
+
+
+def test_what_lies_on_a_gpu_is_decoded_on_the_cpu() -> None:
+    given = setting(context_lens=[60, 30], sinks="none")
+    problem = given.problem
+    out = round_to(solve(problem).out, torch.bfloat16)
+    out[0] = out[0].roll(1, 0)
+    expected = given.decode(out)
+    assert expected
+    with counted():
+        names = ("q", "k", "v")
+        there = replace(problem, **{name: Remote.of(getattr(problem, name)) for name in names})
+        pools = {f"pool_{x}": Remote.of(getattr(given, f"pool_{x}")) for x in "kv"}
+        assert (
+            replace(given, problem=there).decode(Remote.of(out), noise=Remote.of(out.double() * 0), **pools) == expected
+        )
+        with pytest.raises(RuntimeError, match="on the device and on the CPU"):
+            torch.cat([there.q, problem.q])
 
 
 def test_a_gate_names_the_key_that_one_head_lost() -> None:
