@@ -138,7 +138,7 @@ def test_a_huge_pool_touches_its_own_pages_only() -> None:
 @pytest.mark.skipif(sys.platform != "linux", reason="elsewhere the system promises no more memory than it has")
 def test_a_huge_pool_may_be_larger_than_memory() -> None:
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    blocks = memory // (1 << 14) + 2
+    blocks = 2 * memory // (1 << 14)
     buffer = huge_buffer("k_cache", (blocks, 1 << 12), torch.float32, Poison.NAN, device="cpu", blocks=[0, blocks - 1])
     assert buffer.view.numel() * 4 > memory
     assert buffer.view[[0, 1, -2, -1]].isnan().all()
