@@ -32,7 +32,7 @@ def run(request: dict[str, Any], progress: Callable[[str], None]) -> dict[str, A
     job.setup({"engine": "emulator", "modules": [], "threads": 1})
     reached: set[int] = set()
     for case in request["cases"]:
-        with _lines_of(mutant and mutant["path"], reached):
+        with lines_of(mutant and mutant["path"], reached):
             data = job.run({"target": request["target"], "case": case, "coverage": False}, progress)
         results.append(data)
         if mutant is not None and CaseResult.from_dict(data).failures:
@@ -49,7 +49,7 @@ def _use(folder: Path) -> None:
 
 
 @contextmanager
-def _lines_of(path: str | None, reached: set[int]) -> Iterator[None]:
+def lines_of(path: str | None, reached: set[int]) -> Iterator[None]:
     """Within the block, lines of the file at ``path`` that run are added to ``reached``, in threads begun there too."""
 
     def line(frame: FrameType, event: str, argument: Any) -> Callable[..., Any]:
