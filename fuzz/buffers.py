@@ -7,6 +7,8 @@ outside the data changes the storage.
 
 from __future__ import annotations
 
+import mmap
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
@@ -21,6 +23,9 @@ GUARD_BYTES = 4096
 
 _EMPTY = torch.empty
 """Kept from the moment of import: while a target runs, ``torch.empty`` is ours (``fuzz.check.scratch``)."""
+
+_MAP_NORESERVE = 0x4000
+"""Of mmap(2) on Linux; Python's own module has it from 3.13 on."""
 
 DTYPES: dict[str, torch.dtype] = {
     "fp32": torch.float32,
@@ -140,7 +145,7 @@ def huge_buffer(
     """
     strides = contiguous_strides(shape)
     guard, block = _guard(strides, dtype), strides[0]
-    storage = _EMPTY(shape[0] * block + 2 * guard, dtype=dtype, device=device)
+    storage = _untouched(shape[0] * block + 2 * guard, dtype, device)
     raw = bits(storage)
     touched = sorted({n for b in blocks for n in (b - 1, b, b + 1) if 0 <= n < shape[0]})
     ranges = [(0, guard), *((guard + b * block, guard + (b + 1) * block) for b in touched)]
@@ -149,6 +154,14 @@ def huge_buffer(
         raw[low:high] = pattern(dtype, poison)
     view = torch.as_strided(storage, tuple(shape), tuple(strides), guard)
     return Buffer(name, view, raw, tuple(ranges))
+
+
+def _untouched(count: int, dtype: torch.dtype, device: str) -> Tensor:
+    """``count`` elements, on Linux's CPU more than the machine has memory for, if need be: few are to be touched."""
+    if device != "cpu" or sys.platform != "linux":
+        return _EMPTY(count, dtype=dtype, device=device)
+    flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _MAP_NORESERVE
+    return torch.frombuffer(mmap.mmap(-1, count * dtype.itemsize, flags=flags), dtype=torch.uint8).view(dtype)
 
 
 def _guard(strides: Sequence[int], dtype: torch.dtype) -> int:

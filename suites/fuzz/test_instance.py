@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import sys
 from itertools import islice
 
 import pytest
@@ -11,7 +13,7 @@ from hypothesis import strategies as st
 
 from fuzz import engine as engines
 from fuzz import registry
-from fuzz.buffers import DTYPES, Poison, empty_buffer, pattern
+from fuzz.buffers import DTYPES, Poison, empty_buffer, huge_buffer, pattern
 from fuzz.check.run import check_case
 from fuzz.instance import build
 from fuzz.instance.copies import write_expected
@@ -131,6 +133,15 @@ def test_a_huge_pool_touches_its_own_pages_only() -> None:
     assert cache.view.numel() > 1 << 31
     assert sum(high - low for low, high in cache.watched) < 1 << 16
     assert int(instance.slots.max()) * 64 * 2 >= 1 << 31
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere the system promises no more memory than it has")
+def test_a_huge_pool_may_be_larger_than_memory() -> None:
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    blocks = 2 * memory // (1 << 14)
+    buffer = huge_buffer("k_cache", (blocks, 1 << 12), torch.float32, Poison.NAN, device="cpu", blocks=[0, blocks - 1])
+    assert buffer.view.numel() * 4 > memory
+    assert buffer.view[[0, 1, -2, -1]].isnan().all()
 
 
 def test_skipped_tokens_are_negative_and_stay_out() -> None:

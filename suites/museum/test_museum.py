@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import runpy
+import threading
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -20,6 +22,7 @@ from suites.museum.entries import ENTRIES, chosen
 from suites.museum.entry import BugClass, Entry, Room
 from suites.museum.mutation import Fragment
 from suites.museum.ours import ATTEND
+from suites.museum.worker import lines_of
 from suites.targets import sglang_wheel
 
 FEW = ("B084", "B117", "B210", "B215", "B152", "B240")
@@ -60,7 +63,7 @@ def test_every_mutation_fits_its_file() -> None:
 
 
 def test_mutants_are_killed_and_their_twins_pass() -> None:
-    found = tried(chosen(FEW), 4)
+    found = tried(chosen(FEW), 8)
     assert found.complete
     assert not list(report.complaints(found))
     by = {trial.entry.id: report.killers(trial.kill) for trial in found.trials if trial.kill is not None}
@@ -84,6 +87,27 @@ def test_what_lives_and_what_never_runs_is_said() -> None:
         "unused: the mutated lines never ran in 3 cases of portable.shuffle_5d.decode",
     ]
     assert "**survived**" in report.page(found)
+
+
+@pytest.mark.parametrize("in_thread", [False, True])
+def test_the_lines_that_ran_are_seen_whichever_thread_ran_them(tmp_path: Path, *, in_thread: bool) -> None:
+    file, reached = tmp_path / "code.py", set[int]()
+    file.write_text("def work():\n    x = 1\n    if not x:\n        x = 2\n")
+    work = runpy.run_path(str(file))["work"]
+    with lines_of(str(file), reached):
+        if in_thread:
+            rank = threading.Thread(target=work)
+            rank.start()
+            rank.join()
+        else:
+            work()
+    assert reached == {2, 3}
+    work()
+    after = threading.Thread(target=work)
+    reached.clear()
+    after.start()
+    after.join()
+    assert not reached
 
 
 def test_the_command_prints_one_object_and_writes_no_page_for_some(

@@ -6,6 +6,7 @@ Each request wants a process of its own, in which no target was loaded before.
 from __future__ import annotations
 
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -31,7 +32,7 @@ def run(request: dict[str, Any], progress: Callable[[str], None]) -> dict[str, A
     job.setup({"engine": "emulator", "modules": [], "threads": 1})
     reached: set[int] = set()
     for case in request["cases"]:
-        with _lines_of(mutant and mutant["path"], reached):
+        with lines_of(mutant and mutant["path"], reached):
             data = job.run({"target": request["target"], "case": case, "coverage": False}, progress)
         results.append(data)
         if mutant is not None and CaseResult.from_dict(data).failures:
@@ -48,8 +49,8 @@ def _use(folder: Path) -> None:
 
 
 @contextmanager
-def _lines_of(path: str | None, reached: set[int]) -> Iterator[None]:
-    """Within the block, lines of the file at ``path`` that run are added to ``reached``."""
+def lines_of(path: str | None, reached: set[int]) -> Iterator[None]:
+    """Within the block, lines of the file at ``path`` that run are added to ``reached``, in threads begun there too."""
 
     def line(frame: FrameType, event: str, argument: Any) -> Callable[..., Any]:
         reached.add(frame.f_lineno)
@@ -61,8 +62,11 @@ def _lines_of(path: str | None, reached: set[int]) -> Iterator[None]:
     if path is None:
         yield
         return
+    # Ranks have threads of their own (suites.targets.ranks).
+    threading.settrace(entered)
     sys.settrace(entered)
     try:
         yield
     finally:
         sys.settrace(None)
+        threading.settrace(None)
