@@ -133,45 +133,66 @@ def _campaign(ran: Sequence[Sequence[Any]], engine: Engine, jobs: int) -> float:
 
 
 def _loop(engine: Engine, cases: int) -> dict[str, Any]:
-    """Run the loop in a process of its own, since a process has one meaning of `triton`."""
+    """Run the loop in a process of its own, since a process has one meaning of `triton`; and in another from the next
+    case on where a kernel broke the device, which no later one can use.
+    """
     path = [str(Path(__file__).parents[2]), *filter(None, [os.environ.get("PYTHONPATH")])]
     interpreted = {"TRITON_INTERPRET": "1"} if engine is Engine.EMULATOR else {}
-    done = subprocess.run(
-        [sys.executable, "-P", "-c", f"from fuzz.bench.naive import loop; loop({engine.value!r}, {cases})"],
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(path), **interpreted},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    if done.returncode:
-        raise NotMeasured(f"the loop failed: {(done.stderr.strip().splitlines() or ['no message'])[-1]}")
-    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
-    return found
+    whole: dict[str, Any] = {"ran": [], "raised": []}
+    first: int | None = 0
+    while first is not None:
+        left = LOOP_S - sum(seconds for *_, seconds in whole["ran"])
+        done = subprocess.run(
+            [
+                sys.executable,
+                "-P",
+                "-c",
+                f"from fuzz.bench.naive import loop; loop{(engine.value, cases, first, left)}",
+            ],
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(path), **interpreted},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        if done.returncode:
+            raise NotMeasured(f"the loop failed: {(done.stderr.strip().splitlines() or ['no message'])[-1]}")
+        found = json.loads(done.stdout.splitlines()[-1])
+        for name, part in whole.items():
+            part += found[name]
+        first = found["next"]
+    return whole
 
 
-def loop(engine: str, cases: int) -> None:
-    """The loop, printed as one line of JSON: what ran, with seconds of the call and of all, and what raised."""
+def loop(engine: str, cases: int, first: int, seconds: float) -> None:
+    """The loop from case `first` on, printed as one line of JSON: what ran, with seconds of the call and of all; what
+    raised; and the next case, if the device is broken. None is begun after so many seconds.
+    """
     torch.set_num_threads(1)
     emulated = Engine(engine) is Engine.EMULATOR
     engines.start(Engine.CUDA if emulated else Engine(engine), compile_only=emulated)
     if emulated:
         loader.pretend(H200)
     else:
-        engines.warm(engines.current())
+        engines.warm(Engine(engine))
     device = "cpu" if emulated else "cuda"
     known = registry.load()
-    ran, raised, begun = [], [], time.perf_counter()
-    for name, case in by_turns(known, cases):
+    ran, raised, following, begun = [], [], None, time.perf_counter()
+    for index, (name, case) in enumerate(by_turns(known, cases)):
+        if index < first:
+            continue
         start = time.perf_counter()
-        if start - begun > LOOP_S:
+        if start - begun > seconds:
             break
         try:
             called = _one(known[name], case, device)
         except Exception as error:  # noqa: BLE001 - whatever a kernel raises
             raised.append(f"{type(error).__name__}: {error}"[:120])
+            if not emulated and not engines.works(Engine(engine)):
+                following = index + 1
+                break
         else:
             ran.append((name, case.to_dict(), called, time.perf_counter() - start))
-    print(json.dumps({"ran": ran, "raised": raised}))
+    print(json.dumps({"ran": ran, "raised": raised, "next": following}))
 
 
 def by_turns(known: Mapping[str, Declaration], cases: int) -> Iterator[tuple[str, Case]]:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import ast
 import importlib.util
 import json
 import math
 import os
+import subprocess
 from itertools import islice
 from pathlib import Path
 
@@ -24,6 +26,7 @@ from fuzz.bench.alone import Way, process
 from fuzz.bench.report import NotMeasured
 from fuzz.bench.run import measure, select
 from fuzz.bench.timing import Times, ratio, shown, take_turns, threads
+from fuzz.case import Case
 from fuzz.engine import EngineError
 from fuzz.plan import Plan
 from fuzz.space import Space
@@ -271,12 +274,41 @@ def test_the_loop_ends_in_time_and_says_what_ran(
     monkeypatch.setattr(naive_figures, "_one", lambda target, case, device: 5.0)
     monkeypatch.setattr(naive_figures.engines, "start", lambda engine, compile_only: None)
     monkeypatch.setattr(naive_figures.loader, "pretend", lambda device: None)
-    naive_figures.loop("emulator", 4)
+    naive_figures.loop("emulator", 4, 0, naive_figures.LOOP_S)
     said = json.loads(capsys.readouterr().out)
     # Of cases begun at 0, 30, 60 and 90 s the last is too late.
     assert naive_figures.LOOP_S == 80
     assert [(called, whole) for _, _, called, whole in said["ran"]] == [(5.0, 20.0)] * 3
     assert said["raised"] == []
+
+
+def test_after_a_broken_device_the_loop_goes_on_in_another_process(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Cases 1 and 2 raise; the first of them breaks the device of the process it runs in."""
+    tried: list[int] = []
+
+    def one(target: Declaration, case: Case, device: str) -> float:
+        tried.append(len(tried))
+        if tried[-1] in (1, 2):
+            raise RuntimeError(f"case {tried[-1]}")
+        return 1.0
+
+    def process(command: list[str], **_: object) -> subprocess.CompletedProcess[str]:
+        engine, cases, first, seconds = ast.literal_eval(command[-1].partition("; loop")[2])
+        naive_figures.loop(engine, cases, first, seconds)
+        return subprocess.CompletedProcess(command, 0, capsys.readouterr().out, "")
+
+    monkeypatch.setattr(naive_figures, "_one", one)
+    monkeypatch.setattr(naive_figures.engines, "start", lambda engine, compile_only: None)
+    monkeypatch.setattr(naive_figures.engines, "warm", lambda engine: None)
+    monkeypatch.setattr(naive_figures.engines, "works", lambda engine: len(tried) != 2)
+    monkeypatch.setattr(naive_figures.subprocess, "run", process)
+    found = naive_figures._loop(Engine.CUDA, 2)
+    assert found["raised"] == ["RuntimeError: case 1", "RuntimeError: case 2"]
+    known = registry.load()
+    wanted = [(name, case.to_dict()) for name, case in naive_figures.by_turns(known, 2)]
+    assert [(name, case) for name, case, *_ in found["ran"]] == [wanted[i] for i in (0, 3, 4, 5)]
 
 
 def test_kernels_that_were_compiled_are_counted(looped: dict[str, object], monkeypatch: pytest.MonkeyPatch) -> None:
