@@ -35,8 +35,8 @@ class DrawnCase:
 def cases(draw: st.DrawFn, target: Target, modules: tuple[str, ...] | None = None) -> DrawnCase:
     """Cases inside what a target declares, the simplest first: one request, few keys, no feature.
 
-    target: a declared function, or a name that `modules` (names, or .py files) declare. `draw` is Hypothesis's, and not
-    given: `cases(mine)`. Raises UsageError for a target that is unknown; skips the test where it cannot run here.
+    target: as of `check`, with `modules`. `draw` is Hypothesis's, and not given: `cases(mine)`. Raises UsageError for
+    a target that is unknown; skips the test where it cannot run here.
     """
     try:
         own = opened(named(target, modules))

@@ -42,10 +42,10 @@ def check(
 ) -> Record:
     """Judge a target on drawn cases; raise the text of the smallest failing one.
 
-    target: a declared function, or the name of a target of ours, of an entry point or of `modules` (names, or .py
-    files); may be left out where the marker names it. cases: how many (default 50), or time: how long ("30s"). seed:
-    what the cases are a function of, with `cases` (default 0). engine: auto, emulator, cuda, hip. Options of the
-    command line take the place of these.
+    target: a declared function, or the name of a target of ours, of an entry point, of `modules` (names, or .py
+    files) or, without these, of a module that was imported here; may be left out where the marker names it. cases:
+    how many (default 50), or time: how long ("30s"). seed: what the cases are a function of, with `cases` (default
+    0). engine: auto, emulator, cuda, hip. Options of the command line take the place of these.
     Returns what was judged. Raises a subclass of `oracle.failure.AttentionMismatch`, UsageError for a target that
     cannot be had, HarnessError; skips the test where the target cannot run here, or every case is unsupported.
     """

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from attn_oracle.process import UsageError
-from oracle.declare import declaration_of
+from oracle.declare import Declaration, declaration_of, declared
 
 Target = str | Callable[..., Any]
 
@@ -40,15 +40,30 @@ class Named:
 
 
 def named(target: Target, modules: Sequence[str] | None) -> Named:
-    """A target by its declared function, or by its name with the modules that declare it. Raises UsageError."""
+    """A target by its declared function, or by its name: with the modules that declare it, or as this process has it.
+
+    A name that nothing here declares is left for the other process to find. Raises UsageError.
+    """
     if isinstance(target, str):
-        return Named(target, tuple(modules or ()))
+        return Named(target, tuple(modules)) if modules is not None else _by_name(target)
     declaration = declaration_of(target)
     if declaration is None:
         shown = getattr(target, "__qualname__", repr(target))
         raise UsageError(f"target: {shown} is not declared; write @declare.paged_decode(...) above it, or give a name")
     if modules is not None:
         return Named(declaration.name, tuple(modules))
+    return _in_its_module(declaration)
+
+
+def _by_name(name: str) -> Named:
+    found = sorted({_in_its_module(one) for one in declared(name)}, key=lambda one: one.modules)
+    if len(found) > 1:
+        places = " and ".join(module for one in found for module in one.modules)
+        raise UsageError(f"target {name}: declared in {places}; give the function, or modules=[...] with one of them")
+    return found[0] if found else Named(name, ())
+
+
+def _in_its_module(declaration: Declaration) -> Named:
     module = sys.modules.get(getattr(declaration.function, "__module__", ""))
     file = getattr(module, "__file__", None)
     if module is None or file is None:

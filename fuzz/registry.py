@@ -135,11 +135,15 @@ def _declaring(module: ModuleType, origin: str) -> ModuleType:
     return module
 
 
-def unknown(name: str, known: Iterable[str]) -> str:
-    """That no target has this name, and which names are like it."""
+GIVE = "one of your own needs --targets mine.py, the file that declares it"
+"""What to write on the command line for a target that is not among those known."""
+
+
+def unknown(name: str, known: Iterable[str], give: str = GIVE) -> str:
+    """That no target has this name, which names are like it, and what to write for one that was not looked for."""
     like = get_close_matches(name, known, n=3, cutoff=0.5)
     nearest = f"; nearest: {', '.join(like)}" if like else ""
-    return f"{name[:60]!r} is unknown{nearest}; attn-oracle targets lists them"
+    return f"{name[:60]!r} is unknown{nearest}; attn-oracle targets lists them; {give}"
 
 
 def select(targets: dict[str, Declaration], patterns: Sequence[str]) -> list[Declaration]:

@@ -52,6 +52,8 @@ from oracle.kinds import Engine
 
 T = TypeVar("T")
 _OURS = ("fuzz", "suites", "oracle")
+_GIVE = 'one of your own: give its function, or modules=["mine.py"], the file that declares it'
+"""What to write in a test for a target that is not among those known."""
 _VISIBLE = {Engine.CUDA: "CUDA_VISIBLE_DEVICES", Engine.HIP: "HIP_VISIBLE_DEVICES"}
 
 
@@ -112,7 +114,7 @@ class _Session:
         name, modules = request["target"], tuple(request["modules"])
         known, settings, worker = self._loaded(modules, request["engine"], request["timeout"])
         if name not in known:
-            raise Stop(Exit.USAGE, f"target {registry.unknown(name, known)}")
+            raise Stop(Exit.USAGE, f"target {registry.unknown(name, known, _GIVE)}")
         declaration = known[name]
         self.targets[name] = _Target(declaration, Space(declaration), settings, worker)
         return {"engine": settings.engine, "skip": registry.why_not(declaration, settings.engine)}

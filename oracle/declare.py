@@ -8,7 +8,7 @@
         ...
 
 A declaration is data attached to the function (attribute ``__attn_oracle__``); the function itself is
-returned unchanged. Needs nothing but the standard library.
+returned unchanged. ``declared`` finds those of this process by name. Needs nothing but the standard library.
 
 The parameters are those of ``parameters``: in the target's own layout and convention, tensors by name, the
 options last and by keyword. ``docs/operations.md`` gives shapes.
@@ -20,6 +20,7 @@ import inspect
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
+from weakref import WeakSet
 
 from oracle.convention import Convention, SinkUnits, WindowMeaning
 from oracle.kinds import Engine, IndexForm, IndexTask, Operation
@@ -376,6 +377,7 @@ class _Operation:
                 runs=runs,
             )
             setattr(function, ATTRIBUTE, declaration)
+            _declared.add(declaration)
             return function
 
         return attach
@@ -427,6 +429,9 @@ class _Operation:
         return DeclarationError(f"declare.{self.operation.value}: {name}: {value!r}; allowed: {allowed}")
 
 
+_declared: WeakSet[Declaration] = WeakSet()
+"""Of this process, as long as their functions live."""
+
 paged_decode = _Operation(Operation.PAGED_DECODE)
 """One or a few queries a request over keys in a paged cache."""
 varlen_extend = _Operation(Operation.VARLEN_EXTEND)
@@ -451,3 +456,8 @@ def declaration_of(function: object) -> Declaration | None:
     """The declaration attached to ``function``, or None."""
     found = getattr(function, ATTRIBUTE, None)
     return found if isinstance(found, Declaration) else None
+
+
+def declared(name: str) -> list[Declaration]:
+    """What was declared by this name in this process, in no order: a module that is loaded again declares again."""
+    return [declaration for declaration in _declared if declaration.name == name]

@@ -139,6 +139,7 @@ def test_globs() -> None:
     with pytest.raises(registry.RegistryError) as raised:
         registry.select(known, ["torch.spda"])
     assert str(raised.value).startswith("target 'torch.spda' is unknown; nearest: torch.sdpa")
+    assert str(raised.value).endswith("; one of your own needs --targets mine.py, the file that declares it")
     assert len(str(raised.value)) < 200
 
 

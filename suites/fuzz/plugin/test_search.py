@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import re
@@ -13,6 +14,8 @@ from typing import Any
 
 import pytest
 
+from attn_oracle.process import UsageError
+from attn_oracle.target import Named, named
 from suites.fuzz.cases import extend_case
 from suites.fuzz.plugin.repository import CHECK, ROOT, Repository, kernel
 
@@ -162,6 +165,52 @@ def test_the_marker_says_what_a_call_does_not(repository: Repository) -> None:
     assert "3 passed" in done.stdout
 
 
+BY_NAME = """
+import attn_oracle
+import pytest
+from mine import attention as mine_attention
+
+def test_call():
+    attn_oracle.check("mine.attention", cases=2, engine="emulator")
+
+@pytest.mark.attn_oracle(target="mine.attention", cases=1, engine="emulator")
+def test_marker():
+    attn_oracle.check()
+"""
+
+
+@pytest.mark.slow
+def test_a_name_that_this_session_declares_is_found_and_replays_from_its_file(repository: Repository) -> None:
+    repository.write(mine=kernel(), test_mine=BY_NAME)
+    done = repository.pytest()
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "mine.attention: 3 cases (pass 3) on emulator" in done.stdout
+    repository.write(mine=kernel(wrong=True))
+    done = repository.pytest("--attn-cases=25", "-k", "call")
+    assert done.returncode == 1, done.stdout + done.stderr
+    assert re.search(r"attn-oracle replay \S+ --targets mine.py --engine emulator", done.stdout)
+
+
+def test_a_name_is_of_the_module_that_declares_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    for name in ("name_one", "name_two"):
+        monkeypatch.delitem(sys.modules, name, raising=False)
+        (tmp_path / f"{name}.py").write_text(kernel().replace('"mine.attention"', '"by.name"'))
+    assert named("by.name", None) == Named("by.name", ())
+    one = importlib.import_module("name_one")
+    assert named("by.name", None) == named(one.attention, None) == Named("by.name", ("name_one.py",))
+    assert named("by.name", ["other.py"]) == Named("by.name", ("other.py",))
+    importlib.reload(one)
+    assert named("by.name", None).modules == ("name_one.py",)
+    two = importlib.import_module("name_two")
+    with pytest.raises(
+        UsageError, match=r"by.name: declared in name_one.py and name_two.py; give the function, or mod"
+    ):
+        named("by.name", None)
+    assert named(two.attention, None).modules == ("name_two.py",)
+
+
 @pytest.mark.slow
 def test_without_the_plugin_the_function_still_searches(repository: Repository) -> None:
     repository.write(
@@ -204,6 +253,10 @@ WRONG_CALLS = {
     "attn_oracle.check('mine.other', modules=['mine.py'])": (
         kernel(),
         "UsageError: target 'mine.other' is unknown; nearest: mine.attention",
+    ),
+    "attn_oracle.check('mine.attention')": (
+        kernel(),
+        'lists them; one of your own: give its function, or modules=["mine.py"], the file that declares it\n',
     ),
     "attn_oracle.check(len)": (
         kernel(),
