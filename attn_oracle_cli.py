@@ -23,7 +23,7 @@ def main() -> int:
     except KeyboardInterrupt:
         return INTERRUPTED
     except ModuleNotFoundError as error:  # of what the command line itself is made with
-        from fuzz.dependencies import said_of
+        from oracle.dependencies import said_of
 
         if (said := said_of(error)) is None:
             raise

@@ -22,6 +22,8 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from oracle.dependencies import said_of
+
 if TYPE_CHECKING:
     from attn_oracle.drawn import DrawnCase, cases
     from attn_oracle.search import check, judge
@@ -40,5 +42,11 @@ __all__ = ["DrawnCase", "assert_attention_close", "cases", "check", "judge"]
 
 def __getattr__(name: str) -> Any:
     if name in _LAZY:
-        return getattr(import_module(_LAZY[name]), name)
+        __tracebackhide__ = True
+        try:
+            return getattr(import_module(_LAZY[name]), name)
+        except ModuleNotFoundError as error:
+            if (said := said_of(error)) is None:
+                raise
+            raise ModuleNotFoundError(f"attn-oracle {said}", name=error.name) from None
     raise AttributeError(f"module 'attn_oracle' has no attribute {name!r}")

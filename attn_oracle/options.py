@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from oracle.dependencies import said_of
+
 ENGINES = ("auto", "emulator", "cuda", "hip")
 _DEVICES = ("cuda", "hip")
 DEFAULT_CASES = 50
@@ -78,8 +80,12 @@ def missing_device(engine: str) -> str | None:
     """Why an engine cannot run here, one line; None if it can. Imports torch for an engine that needs a device."""
     if engine not in _DEVICES:
         return None
-    import torch
-
+    try:
+        import torch
+    except ModuleNotFoundError as error:
+        if (said := said_of(error)) is None:
+            raise
+        return f"attn-oracle {said}"
     if not torch.cuda.is_available():
         return f"torch {torch.__version__} sees no GPU"
     built = "hip" if torch.version.hip else "cuda"

@@ -15,7 +15,7 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[1]
 """Where `oracle`, `fuzz` and `suites` of ours are."""
 
-_START = "import sys; sys.path.insert(0, sys.argv[1]); from fuzz.serve import main; main()"
+_START = "import sys; sys.path.insert(0, sys.argv[1]); from fuzz.serve_start import main; main()"
 _TAIL = 2000
 
 

@@ -15,10 +15,10 @@ import typer
 from rich.console import Console
 from rich.text import Text
 
-from fuzz.dependencies import said_of
 from fuzz.errors import Exit, Expected, OutputError, Stop
 from fuzz.options import CASE_TIMEOUT_S, duration, integer
 from fuzz.usage import Refused, line
+from oracle.dependencies import missing, said_of
 from oracle.kinds import Engine
 
 # What needs torch is imported by the commands: help, and what is wrong with the options, come at once.
@@ -90,7 +90,7 @@ def options(
 
 @app.command()
 def doctor(as_json: Json = False) -> None:
-    """Say what is installed, which engines work, what is missing and how to get it."""
+    """Say what is installed, which engines work, what is missing and how to get it; exit 125 if a needed package is."""
     from fuzz.doctor import doctor as examine
 
     report = examine()
@@ -98,6 +98,8 @@ def doctor(as_json: Json = False) -> None:
         _print_json(report.to_dict())
     else:
         print("\n".join(report.lines()))
+    if missing():
+        raise Stop(Exit.NOTHING)
 
 
 @app.command()

@@ -10,8 +10,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from fuzz.dependencies import NEEDED, how, missing
 from fuzz.versions import AITER, PRODUCT, aiter_is_amds, installed, own, versions
+from oracle.dependencies import NEEDED, how, missing
 from oracle.kinds import Engine
 
 # What needs torch is imported where it is used: what is missing is said without it.
@@ -92,7 +92,7 @@ def doctor() -> Report:
     if missing(_LOOKED_AT_WITH):
         return _without(missing())
     names = versions()
-    packages = {name: installed(name) for name in (*DEPENDENCIES, *FOR_DEVELOPERS)}
+    packages = _needed() | {name: installed(name) for name in FOR_DEVELOPERS}
     return Report(
         versions=names,
         packages=packages,
@@ -109,14 +109,23 @@ def _without(gone: list[str]) -> Report:
     reason = f"needs {', '.join(gone)}"
     names = dict.fromkeys(("python", "torch", "triton", "sglang", AITER, "gpu"))
     return Report(
-        versions={PRODUCT: own(), **names, "python": platform.python_version(), "torch": installed("torch")},
-        packages={name: installed(name) for name in DEPENDENCIES},
+        versions={PRODUCT: own(), **names, "python": platform.python_version(), "torch": _version("torch")},
+        packages=_needed(),
         platform=f"{platform.platform()}, {platform.machine()}, {sys.executable}",
         torch_build="not looked at",
         gpus=(),
         engines=tuple(EngineState(engine, False, reason) for engine in Engine),
         advice=tuple(Advice(name, "attn-oracle needs it", how(name)) for name in gone),
     )
+
+
+def _needed() -> dict[str, str | None]:
+    return {name: _version(name) for name in DEPENDENCIES}
+
+
+def _version(name: str) -> str | None:
+    """Of a package that attn-oracle needs; None where it cannot be imported, whatever is known of its distribution."""
+    return None if missing([name]) else installed(name) or "of no known version"
 
 
 def _build() -> str:

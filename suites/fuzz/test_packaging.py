@@ -28,7 +28,7 @@ ABOVE = {
 }
 
 # Declaring a kernel costs nothing: a repository can do it without torch.
-LIGHT = ["kinds", "declare", "convention", "precision", "verdict"]
+LIGHT = ["kinds", "declare", "dependencies", "convention", "precision", "verdict"]
 
 
 def imported_packages(source: str) -> Iterator[tuple[str, int]]:
