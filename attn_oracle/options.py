@@ -23,14 +23,29 @@ class OptionError(ValueError):
     """A value that an option does not take. One line: the option, the value, what is allowed."""
 
 
-def _integer(low: int) -> Callable[[Any], int]:
+def _integer(low: int, high: int) -> Callable[[Any], int]:
+    """The bounds are those of the command line's `--cases` and `--seed`."""
+
     def parse(value: Any) -> int:
-        text = str(value).strip()
-        if isinstance(value, bool) or not re.fullmatch(r"\d+", text) or int(text) < low:
-            raise ValueError(f"an integer from {low}")
+        text = _digits(value) if type(value) is int else str(value).strip()
+        # Bounded before it is read: int() refuses texts of thousands of digits in words of its own.
+        whole = not isinstance(value, bool) and len(text) <= 30 and re.fullmatch(r"[+-]?\d+", text)
+        if not whole or not low <= int(text) <= high:
+            raise ValueError(f"an integer from {low} to {high}")
         return int(text)
 
     return parse
+
+
+def _digits(value: int) -> str:
+    """The digits of an integer; Python has no text for one of thousands."""
+    return str(value) if value.bit_length() < 1000 else f"an integer of {value.bit_length()} bits"
+
+
+def _shown(value: Any) -> str:
+    if type(value) is int:
+        return _digits(value)
+    return repr(value[:57] + "..." if isinstance(value, str) and len(value) > 60 else value)
 
 
 def _seconds(value: Any) -> float:
@@ -99,9 +114,9 @@ def _modules(value: Any) -> tuple[str, ...]:
 
 
 PARSERS: Mapping[str, Callable[[Any], Any]] = {
-    "cases": _integer(1),
+    "cases": _integer(1, 10**9),
     "time": _seconds,
-    "seed": _integer(0),
+    "seed": _integer(0, (1 << 63) - 1),
     "engine": _engine,
     "out": _folder,
     "replay": _findings,
@@ -118,7 +133,7 @@ def parse(shown: str, name: str, value: Any) -> Any:
     try:
         return PARSERS[name](value)
     except ValueError as error:
-        raise OptionError(f"{shown}: {value!r}; allowed: {error}") from None
+        raise OptionError(f"{shown}: {_shown(value)}; allowed: {error}") from None
 
 
 @dataclass(frozen=True, kw_only=True)

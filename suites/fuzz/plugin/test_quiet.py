@@ -3,10 +3,16 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
+from attn_oracle.options import OptionError, parse
+from fuzz.cli import CASES, SEED
+from fuzz.errors import Stop
 from suites.fuzz.plugin.repository import Repository
 
 UNUSED = """
@@ -58,10 +64,15 @@ def test_the_marker_and_the_fixture_are_explained(repository: Repository) -> Non
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (("--attn-cases=none",), "--attn-cases: 'none'; allowed: an integer from 1"),
-        (("--attn-cases=0",), "--attn-cases: '0'; allowed: an integer from 1"),
+        (("--attn-cases=none",), "--attn-cases: 'none'; allowed: an integer from 1 to 1000000000"),
+        (("--attn-cases=0",), "--attn-cases: '0'; allowed: an integer from 1 to 1000000000"),
         (("--attn-time=soon",), "--attn-time: 'soon'; allowed: a time such as 90s, 10m or 2h"),
-        (("--attn-seed=-1",), "--attn-seed: '-1'; allowed: an integer from 0"),
+        (("--attn-seed=-1",), "--attn-seed: '-1'; allowed: an integer from 0 to 9223372036854775807"),
+        (("--attn-cases=1000000001",), "--attn-cases: '1000000001'; allowed: an integer from 1 to 1000000000"),
+        (
+            ("--attn-seed=" + "9" * 5000,),
+            f"--attn-seed: '{'9' * 57}...'; allowed: an integer from 0 to 9223372036854775807",
+        ),
         (("--attn-engine=tpu",), "--attn-engine: 'tpu'; allowed: auto, emulator, cuda, hip"),
         (("--attn-out=",), "--attn-out: ''; allowed: a folder, which need not exist"),
         (("--attn-out=test_unused.py",), "--attn-out: 'test_unused.py'; allowed: a folder, which need not exist"),
@@ -86,14 +97,18 @@ def test_the_marker_and_the_fixture_are_explained(repository: Repository) -> Non
             "--attn-engine: 'hip' cannot run here: torch ... sees no GPU; allowed: auto, emulator",
         ),
         (("-o", "attn_time=1d"), "attn_time: '1d'; allowed: a time such as 90s, 10m or 2h"),
-        (("-o", "attn_seed=x"), "attn_seed: 'x'; allowed: an integer from 0"),
+        (("-o", "attn_seed=x"), "attn_seed: 'x'; allowed: an integer from 0 to 9223372036854775807"),
+        (
+            ("-o", "attn_seed=9223372036854775808"),
+            "attn_seed: '9223372036854775808'; allowed: an integer from 0 to 9223372036854775807",
+        ),
         (("-o", "attn_engine=gpu"), "attn_engine: 'gpu'; allowed: auto, emulator, cuda, hip"),
         (("-o", "attn_out=test_unused.py"), "attn_out: 'test_unused.py'; allowed: a folder, which need not exist"),
         (
             ("-o", "attn_replay=gone"),
             "attn_replay: 'gone'; allowed: the file of a finding, or a folder of them, that exists",
         ),
-        (("-o", "attn_cases=many"), "attn_cases: 'many'; allowed: an integer from 1"),
+        (("-o", "attn_cases=many"), "attn_cases: 'many'; allowed: an integer from 1 to 1000000000"),
     ],
 )
 def test_a_bad_option_is_one_line(repository: Repository, arguments: tuple[str, ...], said: str) -> None:
@@ -108,9 +123,11 @@ def test_a_bad_option_is_one_line(repository: Repository, arguments: tuple[str, 
     [
         ("case=3", "case: unknown keyword; allowed: target, cases, time, seed, engine, modules"),
         ("'mine'", "'mine'; allowed: keywords only, target, cases, time, seed, engine, modules"),
-        ("cases='a'", "cases: 'a'; allowed: an integer from 1"),
+        ("cases='a'", "cases: 'a'; allowed: an integer from 1 to 1000000000"),
         ("time='soon'", "time: 'soon'; allowed: a time such as 90s, 10m or 2h"),
-        ("seed=True", "seed: True; allowed: an integer from 0"),
+        ("seed=True", "seed: True; allowed: an integer from 0 to 9223372036854775807"),
+        ("cases=10**9 + 1", "cases: 1000000001; allowed: an integer from 1 to 1000000000"),
+        ("seed=10**5000", "seed: an integer of 16610 bits; allowed: an integer from 0 to 9223372036854775807"),
         ("engine='tpu'", "engine: 'tpu'; allowed: auto, emulator, cuda, hip"),
         ("target=3", "target: 3; allowed: a name"),
         ("modules='mine.py'", "modules: 'mine.py'; allowed: a list of module names and of .py files"),
@@ -121,6 +138,27 @@ def test_a_bad_marker_is_one_line(repository: Repository, marker: str, said: str
     done = repository.pytest()
     assert done.returncode == pytest.ExitCode.USAGE_ERROR
     assert done.stderr.strip() == f"ERROR: test_marked.py::test_it: mark.attn_oracle: {said}"
+
+
+@pytest.mark.parametrize(("name", "command"), [("cases", CASES), ("seed", SEED)])
+@given(value=st.integers(-(10**31), 10**31) | st.sampled_from([0, 1, 10**9, 10**9 + 1, 2**63 - 1, 2**63]))
+def test_numbers_are_taken_and_refused_as_the_command_line_does(
+    name: str, command: Callable[[object], int], value: int
+) -> None:
+    try:
+        wanted: int | str = command(str(value))
+    except Stop as said:
+        wanted = str(said)
+    try:
+        taken: int | str = parse(f"--{name}", name, str(value))
+    except OptionError as said:
+        taken = str(said)
+    assert taken == wanted
+    if isinstance(wanted, int):
+        assert parse(name, name, value) == wanted
+    else:
+        with pytest.raises(OptionError):
+            parse(name, name, value)
 
 
 def test_the_header_says_what_was_asked_for(repository: Repository) -> None:

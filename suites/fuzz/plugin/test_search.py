@@ -263,7 +263,10 @@ WRONG_CALLS = {
         "UsageError: target: len is not declared; write @declare.paged_decode(...) above it",
     ),
     "attn_oracle.check()": (kernel(), "UsageError: check: no target; give one, or mark the test"),
-    "attn_oracle.check('mine.attention', cases=0)": (kernel(), "check: cases: 0; allowed: an integer from 1"),
+    "attn_oracle.check('mine.attention', cases=0)": (
+        kernel(),
+        "check: cases: 0; allowed: an integer from 1 to 1000000000",
+    ),
 }
 
 
