@@ -51,6 +51,7 @@ def pytest_configure(config: pytest.Config) -> None:
     _state.command, _state.configured, _state.item = _given(config, "--attn-"), _given(config, "attn_"), None
     _state.judged = _state.no_engine = False
     _check_engine((_state.command or {}).get("engine"))
+    _check_out((_state.command or {}).get("out"))
 
 
 def _check_engine(asked: str | None) -> None:
@@ -65,12 +66,19 @@ def _check_engine(asked: str | None) -> None:
         raise pytest.UsageError(f"--attn-engine: {asked!r} cannot run here: {reason}; allowed: auto, emulator")
 
 
+def _check_out(asked: str | None) -> None:
+    """As for an engine: what the configuration file names is looked at when a test searches."""
+    reason = None if asked is None else importlib.import_module("attn_oracle.options").unwritable(asked)
+    if reason is not None:
+        raise pytest.UsageError(f"--attn-out {reason}")
+
+
 def _given(config: pytest.Config, prefix: str) -> dict[str, Any] | None:
     """What the command line, or the configuration file, says; parsed. None if nothing."""
     if prefix[0] == "-":
         values = {name: config.getoption(f"--attn-{name}") for name in _OPTIONS}
     else:
-        values = {name: config.getini(f"attn_{name}") or None for name in _OPTIONS}
+        values = {name: config.getini(f"attn_{name}") for name in _OPTIONS}
     said = {name: value for name, value in values.items() if value is not None}
     if not said:
         return None

@@ -7,10 +7,11 @@ import os
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 from typing import Any
 
-from attn_oracle.options import DEFAULT_OUT, Options, missing_device
+from attn_oracle.options import DEFAULT_OUT, Options, missing_device, unwritable
 from attn_oracle.process import UsageError
 
 PLUGIN = "attn_oracle_pytest"
@@ -47,6 +48,23 @@ def engine(call: Options | None = None) -> str:
             said = f"attn_engine: {configured.engine!r} cannot run here: {reason}"
             raise EngineUnavailable(f"{said}; allowed: auto, emulator (--attn-engine=auto for one run)")
     return chosen
+
+
+def check_out() -> None:
+    """Raises UsageError where the configuration file names a folder of findings that cannot be written.
+
+    What the command line names was looked at before the first test.
+    """
+    plugin = sys.modules.get(PLUGIN)
+    if plugin is None:
+        return
+    command, _, configured = plugin.layers()
+    if command.out is None and configured.out is not None and (reason := _unwritable(configured.out)) is not None:
+        raise UsageError(f"attn_out {reason}")
+
+
+_unwritable = cache(unwritable)
+"""Once a session, whatever the number of its searches."""
 
 
 @dataclass

@@ -38,6 +38,7 @@ def cases(draw: st.DrawFn, target: Target, modules: tuple[str, ...] | None = Non
     target: as of `check`, with `modules`. `draw` is Hypothesis's, and not given: `cases(mine)`. Raises UsageError for
     a target that is unknown; skips the test where it cannot run here.
     """
+    current.check_out()
     try:
         own = opened(named(target, modules))
     except Unavailable as reason:

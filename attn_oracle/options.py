@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import re
+import tempfile
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -69,13 +71,13 @@ def _text(value: Any) -> str:
 
 
 def _folder(value: Any) -> str:
-    if not isinstance(value, str) or not value or (Path(value).exists() and not Path(value).is_dir()):
+    if not isinstance(value, str) or not value or (os.path.exists(value) and not os.path.isdir(value)):
         raise ValueError("a folder, which need not exist")
     return value
 
 
 def _findings(value: Any) -> str:
-    if not isinstance(value, str) or not value or not Path(value).exists():
+    if not isinstance(value, str) or not value or not os.path.exists(value):
         raise ValueError("the file of a finding, or a folder of them, that exists")
     path = Path(value)
     if path.is_dir():
@@ -105,6 +107,17 @@ def missing_device(engine: str) -> str | None:
         return f"torch {torch.__version__} sees no GPU"
     built = "hip" if torch.version.hip else "cuda"
     return None if engine == built else f"torch {torch.__version__} is built for {built}"
+
+
+def unwritable(folder: str) -> str | None:
+    """Why nothing can be written to a folder, one line; None if it can: then it is there, as its findings will be."""
+    try:
+        Path(folder).mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder) as probe:
+            probe.write(b"x")
+    except OSError as error:
+        return f"{folder}: cannot be written: {error.strerror}"
+    return None
 
 
 def _modules(value: Any) -> tuple[str, ...]:

@@ -64,6 +64,7 @@ def _checked(target: Target | None, call: Options) -> Record:
     if target is None:
         raise UsageError(f"check: no target; give one, or mark the test: the marker takes {', '.join(MARKER)}")
     asked = current.engine(call)
+    current.check_out()
     try:
         own = opened(named(target, chosen.modules), asked)
         record = Record(own.name, own.runs_on, chosen.seed or 0)

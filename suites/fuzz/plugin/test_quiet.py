@@ -76,6 +76,8 @@ def test_the_marker_and_the_fixture_are_explained(repository: Repository) -> Non
         (("--attn-engine=tpu",), "--attn-engine: 'tpu'; allowed: auto, emulator, cuda, hip"),
         (("--attn-out=",), "--attn-out: ''; allowed: a folder, which need not exist"),
         (("--attn-out=test_unused.py",), "--attn-out: 'test_unused.py'; allowed: a folder, which need not exist"),
+        (("--attn-out=/proc/x",), "--attn-out /proc/x: cannot be written: No such file or directory"),
+        (("--attn-out=" + "x" * 300,), f"--attn-out {'x' * 300}: cannot be written: File name too long"),
         (
             ("--attn-replay=gone",),
             "--attn-replay: 'gone'; allowed: the file of a finding, or a folder of them, that exists",
@@ -103,6 +105,8 @@ def test_the_marker_and_the_fixture_are_explained(repository: Repository) -> Non
             "attn_seed: '9223372036854775808'; allowed: an integer from 0 to 9223372036854775807",
         ),
         (("-o", "attn_engine=gpu"), "attn_engine: 'gpu'; allowed: auto, emulator, cuda, hip"),
+        (("-o", "attn_out="), "attn_out: ''; allowed: a folder, which need not exist"),
+        (("-o", "attn_seed="), "attn_seed: ''; allowed: an integer from 0 to 9223372036854775807"),
         (("-o", "attn_out=test_unused.py"), "attn_out: 'test_unused.py'; allowed: a folder, which need not exist"),
         (
             ("-o", "attn_replay=gone"),
@@ -116,6 +120,13 @@ def test_a_bad_option_is_one_line(repository: Repository, arguments: tuple[str, 
     done = repository.pytest(*arguments, CUDA_VISIBLE_DEVICES="", HIP_VISIBLE_DEVICES="")
     assert done.returncode == pytest.ExitCode.USAGE_ERROR
     assert re.sub(r"torch \S+", "torch ...", done.stderr.strip()) == f"ERROR: {said}"
+
+
+def test_an_option_that_is_empty_in_the_file_is_one_line(repository: Repository) -> None:
+    (repository.folder / "pytest.ini").write_text("[pytest]\nattn_out =\n")
+    done = repository.pytest()
+    assert done.returncode == pytest.ExitCode.USAGE_ERROR
+    assert done.stderr.strip() == "ERROR: attn_out: ''; allowed: a folder, which need not exist"
 
 
 @pytest.mark.parametrize(

@@ -332,6 +332,19 @@ def test_an_engine_of_the_configuration_file_concerns_searches_alone(repository:
     assert "mine.attention: 2 cases (pass 2) on emulator" in done.stdout
 
 
+@pytest.mark.parametrize("test", [CHECK, GIVEN_ONLY], ids=["check", "given"])
+def test_a_folder_of_the_configuration_file_that_cannot_be_written_is_said_when_a_test_searches(
+    repository: Repository, test: str
+) -> None:
+    repository.write(mine=kernel(), test_mine=test, test_other=OTHER)
+    assert repository.pytest("-o", "attn_out=/proc/x", "test_other.py").returncode == 0
+    done = repository.pytest("-o", "attn_out=/proc/x", "test_mine.py")
+    assert done.returncode == 1, done.stdout + done.stderr
+    assert "UsageError: attn_out /proc/x: cannot be written: No such file or directory\n" in done.stdout
+    if test is CHECK:  # Hypothesis shows what its strategies call
+        assert not OUR_FRAME.search(done.stdout)
+
+
 @pytest.mark.slow
 def test_a_target_that_cannot_run_here_skips_the_test_that_draws_its_cases(repository: Repository) -> None:
     only = "    unavailable=lambda engine: 'not on a Tuesday',\n)\ndef attention("
