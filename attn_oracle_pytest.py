@@ -186,7 +186,11 @@ def _said(record: dict[str, Any]) -> str:
     number = "1 case" if record["cases"] == 1 else f"{record['cases']} cases"
     line = f"{record['target']}: {number} ({verdicts or 'none'}) on {record['engine']}, {record['elements']} elements"
     ratio = "" if record["worst_ratio"] is None else f", worst error/budget {record['worst_ratio']:.2g}"
-    return line + ratio + "".join(f"\n  {finding['path']}: {finding['case']}" for finding in record["findings"])
+    return (
+        line
+        + ratio
+        + "".join(f"\n  {finding['unwritten'] or finding['path']}: {finding['case']}" for finding in record["findings"])
+    )
 
 
 def pytest_terminal_summary(
@@ -200,9 +204,11 @@ def pytest_terminal_summary(
                 continue
             for record in (r for name, value in report.user_properties if name == PROPERTY for r in value):
                 _add(found.setdefault((record["target"], record["engine"]), {}), record)
-                replays |= dict.fromkeys(finding["replay"] for finding in record["findings"])
+                for finding in record["findings"]:
+                    lost = finding["unwritten"]
+                    replays[f"replay: {finding['replay']}" if lost is None else f"not kept: {lost}"] = None
     lines = [_said({"target": target, "engine": engine, **total}) for (target, engine), total in found.items()]
-    lines += [f"replay: {replay}" for replay in replays]
+    lines += replays
     if exitstatus in (pytest.ExitCode.OK, pytest.ExitCode.NO_TESTS_COLLECTED) and _nothing_replayed(config):
         lines.append("nothing was replayed: no test that ran searches the target of these findings")
     if lines:

@@ -79,7 +79,7 @@ class Record:
     verdicts: dict[str, int] = field(default_factory=dict)
     worst_ratio: float | None = None
     findings: dict[str, dict[str, Any]] = field(default_factory=dict)
-    """by class of failure: finding, path, replay, text"""
+    """by class of failure: finding, path, replay, text; unwritten, where its file could not be: why"""
     seen: dict[str, dict[str, Any]] = field(default_factory=dict)
     """judgements by case"""
 
@@ -106,6 +106,7 @@ class Record:
                 {
                     **{name: kept["finding"][name] for name in ("id", "signature", "check", "diagnosis", "message")},
                     **{name: kept[name] for name in ("case", "path", "replay")},
+                    "unwritten": kept.get("unwritten"),
                 }
                 for kept in self.findings.values()
             ],
@@ -117,22 +118,22 @@ records: list[Record] = []
 
 
 def take() -> list[Record]:
-    """The records since the last call, with every finding written to its file."""
+    """The records since the last call, with every finding written to its file, or why it could not be."""
     found, records[:] = list(records), []
     for record in found:
         for kept in record.findings.values():
-            write(Path(kept["path"]), kept["finding"])
+            _written(kept)
     return found
 
 
 def keep(record: Record, kind: str, kept: dict[str, Any]) -> None:
-    """Put a finding into a record, in place of that of the same class. Raises OSError.
+    """Put a finding into a record, in place of that of the same class.
 
     The plugin writes what is kept when the test ends. Without it nobody would, so the file is written here.
     """
     if PLUGIN not in sys.modules:
         _unlink(record.findings.get(kind))
-        write(Path(kept["path"]), kept["finding"])
+        _written(kept)
     record.findings[kind] = kept
 
 
@@ -144,8 +145,16 @@ def forget(record: Record) -> None:
     record.findings.clear()
 
 
+def _written(kept: dict[str, Any]) -> None:
+    """Write a finding's file. A disk that takes no more ends no test and no session: the finding is still told."""
+    try:
+        write(Path(kept["path"]), kept["finding"])
+    except OSError as error:
+        kept["unwritten"] = f"{kept['path']}: cannot be written: {error.strerror}"
+
+
 def _unlink(kept: Mapping[str, Any] | None) -> None:
-    if kept is not None:
+    if kept is not None and "unwritten" not in kept:
         Path(kept["path"]).unlink(missing_ok=True)
 
 

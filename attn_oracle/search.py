@@ -121,6 +121,8 @@ def _fail(case: DrawnCase, judged: dict[str, Any], record: Record, engine: str, 
         "text": "\n".join(lines),
     }
     current.keep(record, kind.__name__, kept)
+    if "unwritten" in kept:
+        lines[-1] = f"  {'not kept':<11}{kept['unwritten']}"
     raise kind("\n".join(lines), {**judged["finding"]["evidence"], "case": dict(case.data)})
 
 

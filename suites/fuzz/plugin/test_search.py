@@ -234,6 +234,22 @@ def test_without_the_plugin_the_finding_that_the_text_names_is_written(repositor
     assert f"attn-oracle replay {path.relative_to(repository.folder)} --targets mine.py" in done.stdout
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("plugin", [True, False])
+def test_a_finding_whose_file_cannot_be_written_is_told_and_ends_no_session(
+    repository: Repository, plugin: bool
+) -> None:
+    checks = "import attn_oracle\n" + CHECK.replace("(attn_oracle)", "()").replace("cases=8", "cases=25")
+    repository.write(mine=kernel(wrong=True), test_mine=checks + "\ndef test_later():\n    pass\n")
+    (repository.folder / ".attn-oracle").write_text("in the way")
+    done = repository.pytest(plugin=plugin)
+    assert done.returncode == 1, done.stdout + done.stderr
+    assert "1 failed, 1 passed" in done.stdout
+    assert "window: " in done.stdout
+    told = r"not kept: \.attn" if plugin else r"  not kept   \.attn"
+    assert re.search(told + r"-oracle/finding-\w+\.json: cannot be written: File exists\n", done.stdout)
+
+
 CRASHES = "import os\n" + kernel().replace("    out = torch.empty", "    os.abort()\n    out = torch.empty", 1)
 RAISES = kernel().replace("    out = torch.empty", "    lengths[9]\n    out = torch.empty", 1)
 CLASH = "from fuzz.own import it\n" + kernel()
