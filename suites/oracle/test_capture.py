@@ -88,6 +88,18 @@ def test_pages_that_nobody_names_are_left_out_and_the_table_still_holds() -> Non
         assert torch.equal(made.arguments["k_cache"][made.arguments["page_table"][row, column]], before)
 
 
+@pytest.mark.parametrize("named", [[3, 1], [3, 1, -1], [0]])
+def test_a_page_table_names_pages_of_a_pool_of_slots(named: list[int]) -> None:
+    cache, factors = torch.randn(64, 2, 8), torch.randn(4, 2, 16)
+    given = {"k_cache": cache, "v_cache": cache, "k_descale": factors, "page_table": torch.tensor([named])}
+    made = trimmed(Record(given | {"page_size": 16}, {})).arguments
+    pages, used = cache.unflatten(0, (4, 16)), [page for page in named if page >= 0]
+    places = made["page_table"][0, : len(used)]
+    assert made["k_cache"].shape == (16 * len(used), 2, 8)
+    assert torch.equal(made["k_cache"].unflatten(0, (-1, 16))[places], pages[used])
+    assert torch.equal(made["k_descale"][places], factors[used])
+
+
 def test_slots_of_a_pool_without_pages_are_left_out() -> None:
     cache = torch.randn(50, 2, 8)
     made = trimmed(Record({"k_cache": cache, "v_cache": cache, "slots": torch.tensor([40, 3, 11])}, {}))
