@@ -68,7 +68,7 @@ def test_every_mutation_fits_its_file() -> None:
 
 
 def test_mutants_are_killed_and_their_twins_pass() -> None:
-    found = tried(chosen(FEW), 8)
+    found = tried(chosen(FEW), 16)
     assert found.complete
     assert not list(report.complaints(found))
     by = {trial.entry.id: report.killers(trial.kill) for trial in found.trials if trial.kill is not None}
