@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -11,13 +12,20 @@ import pytest
 import torch
 
 import oracle
-from fuzz.captured.call import understand
+from fuzz import registry
+from fuzz.buffers import Poison
+from fuzz.call import expected_outputs
+from fuzz.captured.call import OPERATIONS, understand
 from fuzz.captured.load import RecordError, load
+from fuzz.instance import build
+from fuzz.plan import Plan
+from fuzz.space import Space
+from oracle.capturable import complaint
 from oracle.capture import CaptureError, Record, trimmed, write
 from oracle.convention import Window, WindowMeaning
 from oracle.declare import Declaration, parameters
 from oracle.kinds import KVLayout
-from suites.fuzz.captured.calls import target
+from suites.fuzz.captured.calls import given, target
 
 Call = dict[str, Any]
 OUTPUTS = ("out", "lse")
@@ -128,3 +136,19 @@ def test_record_and_check_refuse_the_same(name: str, field: str, tmp_path: Path)
         else:
             assert not heard or only_the_target_knows(field, heard), (heard, value)
     assert refused
+
+
+@pytest.mark.parametrize("count", [2, pytest.param(30, marks=pytest.mark.slow)])
+def test_no_call_that_a_target_declares_is_refused(count: int) -> None:
+    declared = [d for d in registry.load().values() if d.operation in OPERATIONS and not d.convention.keys_in_pool]
+    assert len(declared) > 20
+    for declaration in declared:
+        for case in islice(Plan(Space(declaration, 300), 4), count):
+            call = given(declaration, case)
+            if case.kv_layout == "linear" and case.index_form == "page_table":
+                call["page_size"] = case.page_size
+            expected = expected_outputs(build(case, Poison.POSITIVE, "cpu"), declaration)
+            outputs = {
+                name: torch.zeros(shape, dtype=dtype or torch.float32) for name, (shape, dtype) in expected.items()
+            }
+            assert complaint(call, outputs) is None, (declaration.name, case)
