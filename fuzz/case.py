@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from fuzz.errors import Expected
+from oracle import limits
 from oracle.convention import Granularity
 from oracle.kinds import IndexForm, IndexTask, KVLayout, Operation, VLayout
 
@@ -29,8 +30,8 @@ STORAGE_BYTES = {
     "e5m2": 1,
     "e5m2fnuz": 1,
 }
-MAX_TOKENS = 1 << 20
-MAX_REQUESTS = 1 << 12
+MAX_TOKENS = limits.TOKENS
+MAX_REQUESTS = limits.REQUESTS
 
 
 class CaseError(Expected, ValueError):
@@ -228,15 +229,15 @@ _PARSERS: dict[str, Parser] = {
     "seed": _integer(0, (1 << 63) - 1),
     "context_lens": _integers(0, MAX_TOKENS, MAX_REQUESTS),
     "query_lens": _integers(0, MAX_TOKENS, MAX_REQUESTS),
-    "num_kv_heads": _integer(1, 1024),
-    "group_size": _integer(1, 1024),
-    "head_dim": _integer(1, 4096),
-    "v_head_dim": _integer(1, 4096),
+    "num_kv_heads": _integer(1, limits.HEADS),
+    "group_size": _integer(1, limits.HEADS),
+    "head_dim": _integer(1, limits.DIM),
+    "v_head_dim": _integer(1, limits.DIM),
     "dtype": _name(*STORAGE_BYTES),
     "kv_dtype": _name(*STORAGE_BYTES),
     "kv_layout": _one_of(KVLayout),
     "v_layout": _one_of(VLayout),
-    "page_size": _integer(1, 4096),
+    "page_size": _integer(1, limits.PAGE_SIZE),
     "placement": _one_of(Placement),
     "pool": _one_of(Pool),
     "index_dtype": _name("int32", "int64"),
@@ -244,8 +245,8 @@ _PARSERS: dict[str, Parser] = {
     "causal": _flag,
     "window": _optional(_integer(1, MAX_TOKENS)),
     "sinks": _one_of(Sink),
-    "soft_cap": _optional(_number(1e-3, 1e6)),
-    "scale": _optional(_number(-1e3, 1e3)),
+    "soft_cap": _optional(_number(*limits.SOFT_CAP)),
+    "scale": _optional(_number(*limits.SCALE)),
     "q_descale": _name(*_DESCALES),
     "k_descale": _name(*_DESCALES),
     "v_descale": _name(*_DESCALES),
@@ -253,8 +254,8 @@ _PARSERS: dict[str, Parser] = {
     "prefix": _one_of(Prefix),
     "skip": _one_of(Skip),
     "slot_map": _one_of(SlotMap),
-    "parts": _integer(1, 64),
-    "rank": _integer(0, 63),
+    "parts": _integer(1, limits.PARTS),
+    "rank": _integer(0, limits.PARTS - 1),
     "states": _one_of(States),
     "index_task": _one_of(IndexTask),
     "earlier_calls": _integer(0, 8),

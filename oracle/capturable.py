@@ -1,7 +1,7 @@
-"""Whether a call that is being captured can be read again: its names, dtypes, shapes and runs, without its target.
+"""Whether a call that is being captured can be read again: names, dtypes, shapes, runs and options, without its target.
 
-What only the target knows (its layout, the meaning of its window, the size of its pages) is left to
-`attn-oracle check`.
+What only the target knows (its layout, the meaning of its window, the size of its pages, the dtype of its results) is
+left to `attn-oracle check`.
 """
 
 from __future__ import annotations
@@ -14,11 +14,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from oracle import limits
+from oracle.capturable_options import FLOATS, options, shown
+from oracle.capturable_pool import factors_fit, heads_fit, pooled
 from oracle.convention import Convention
 from oracle.declare import parameters
 from oracle.kinds import IndexForm, Operation
 
-FLOATS = (torch.float32, torch.bfloat16, torch.float16)
 INTEGERS = (torch.int32, torch.int64)
 OPTIONAL = ("causal", "scale", "window", "sinks", "soft_cap", "k_descale", "v_descale", "q_descale")
 """Arguments that may be left out."""
@@ -46,6 +48,9 @@ def _complaints(arguments: Mapping[str, Any], outputs: Mapping[str, Tensor]) -> 
     if "out" not in outputs:
         yield "out: missing; allowed: what the call returned"
         return
+    for name, output in outputs.items():
+        if not isinstance(output, Tensor):
+            yield f"{name}: {shown(output)}; allowed: a tensor"
     yield from _names(arguments)
     for name, value in arguments.items():
         if isinstance(value, float) and not math.isfinite(value):
@@ -84,14 +89,38 @@ def _attention(arguments: Mapping[str, Any], outputs: Mapping[str, Tensor]) -> I
         if name in ("q", "k", "v") and value is not None and value.ndim != 3:
             yield f"{name}: {list(value.shape)}; allowed: [tokens, heads, dim]"
     q, v = arguments["q"], arguments.get("v")
-    rows = (*q.shape[:2], outputs["out"].shape[-1] if v is None else v.shape[2])
-    yield from _outputs(outputs, rows)
+    if outputs["out"].ndim != 3:
+        yield f"out: {list(outputs['out'].shape)}; allowed: [tokens, heads, dim]"
+    out_dim = outputs["out"].shape[-1] if v is None else v.shape[2]
+    if not 1 <= min(q.shape[2], out_dim) <= max(q.shape[2], out_dim) <= limits.DIM:
+        yield f"q: {q.shape[2]} dimensions, {out_dim} of values; allowed: 1 to {limits.DIM}"
+    yield from _outputs(outputs, (*q.shape[:2], out_dim))
+    yield from options(arguments, q.shape[1])
     for name in ("page_table", "lengths", "slots", "q_indptr", "kv_indptr"):
         axes = 2 if name == "page_table" else 1
         index = arguments.get(name)
         if index is not None and (index.dtype not in INTEGERS or index.ndim != axes):
             yield f"{name}: {index.dtype} {list(index.shape)}; allowed: int32 or int64, {axes} axes"
     yield from _requests(arguments, q.shape[0])
+    if v is not None:
+        yield from _passed(arguments)
+    if "k_cache" in arguments:
+        yield from pooled(arguments, out_dim)
+
+
+def _passed(arguments: Mapping[str, Any]) -> Iterator[str]:
+    """Whether keys and values that are passed fit the queries and each other."""
+    q, k, v = (arguments[name] for name in ("q", "k", "v"))
+    if k.shape[2] != q.shape[2]:
+        yield f"k: {k.shape[2]} dimensions; allowed: {q.shape[2]}, those of q"
+    if v.shape[:2] != k.shape[:2] or v.dtype != k.dtype:
+        yield f"v: {v.dtype} {list(v.shape)}; allowed: the rows, heads and dtype of k, {k.dtype} {list(k.shape[:2])}"
+    yield from heads_fit(q.shape[1], k.shape[1])
+    if "slots" not in arguments:
+        for name in ("k_descale", "v_descale"):
+            yield from factors_fit(name, arguments.get(name), k.shape[1])
+    elif k.shape[0] != q.shape[0]:
+        yield f"k: {k.shape[0]} rows; allowed: {q.shape[0]}, one for each query"
 
 
 def _requests(arguments: Mapping[str, Any], rows: int) -> Iterator[str]:
@@ -109,6 +138,11 @@ def _requests(arguments: Mapping[str, Any], rows: int) -> Iterator[str]:
     if len(set(counts.values())) > 1:
         yield f"{', '.join(f'{name} of {n} requests' for name, n in counts.items())}; allowed: as many in each"
     requests = next(iter(counts.values()))
+    tokens = sum(arguments["lengths"].tolist()) if "page_table" in arguments else arguments[keys].shape[0]
+    if "slots" in arguments and "k" in arguments:
+        tokens += rows
+    if requests > limits.REQUESTS or tokens > limits.TOKENS:
+        yield f"q: {requests} requests of {tokens} keys; allowed: at most {limits.REQUESTS}, {limits.TOKENS}"
     if "q_indptr" not in arguments and (rows % requests if requests else rows):
         yield f"q: {rows} rows for {requests} requests; allowed: as many for each"
 
@@ -125,6 +159,9 @@ def _merge(outs: Tensor, lses: Tensor, outputs: Mapping[str, Tensor]) -> Iterato
         yield f"outs: {outs.dtype} {list(outs.shape)}; allowed: floats [parts, tokens, heads, dim]"
     if lses.dtype != torch.float32 or lses.shape != outs.shape[:3]:
         yield f"lses: {lses.dtype} {list(lses.shape)}; allowed: torch.float32 {list(outs.shape[:3])}"
+    most = (limits.PARTS, limits.TOKENS, limits.HEADS, limits.DIM)
+    if any(not low <= size <= high for low, size, high in zip((1, 0, 1, 1), outs.shape, most, strict=True)):
+        yield f"outs: {list(outs.shape)}; allowed: at most {list(most)}, at least [1, 0, 1, 1]"
     yield from _outputs(outputs, tuple(outs.shape[1:]))
 
 

@@ -91,9 +91,10 @@ def record(
         about = {"made": datetime.now(UTC).isoformat(timespec="seconds"), "torch": str(torch.__version__)}
         devices = {str(value.device) for value in arguments.values() if isinstance(value, Tensor)}
         about["devices"] = ", ".join(sorted(devices))
-        made = trimmed(Record(dict(arguments), outputs, about))
+        whole = Record(dict(arguments), outputs, about)
+        _check_names_and_shapes(whole)
+        made = trimmed(whole)
         _check_size(made, most_bytes)
-        _check_names_and_shapes(made)
         write(Path(path), made)
     except Exception as error:  # whatever it is, the caller's process goes on
         if strict:
@@ -135,24 +136,36 @@ def trimmed(made: Record) -> Record:
     caches = [arguments[name] for name in _CACHES if isinstance(arguments.get(name), Tensor)]
     name = "page_table" if isinstance(arguments.get("page_table"), Tensor) else "slots"
     index = arguments.get(name)
-    if not caches or not isinstance(index, Tensor) or len({cache.shape[0] for cache in caches}) != 1:
+    if not caches or not isinstance(index, Tensor) or index.dtype not in (torch.int32, torch.int64):
+        return made
+    if any(cache.ndim < 3 for cache in caches) or len({cache.shape[0] for cache in caches}) != 1:
         return made
     rows = caches[0].shape[0]
-    if name == "slots" and any(cache.ndim != 3 for cache in caches):
-        return made  # slots of pages whose size only the target knows
-    named = index[(index >= 0) & (index < rows)].unique().long()
-    if len(named) == rows or index.dtype not in (torch.int32, torch.int64):
+    linear = [cache.ndim == 3 for cache in caches]
+    page = arguments.get("page_size", 1) if any(linear) else 1
+    if type(page) is not int or page < 1 or rows % page or (name == "slots" and (not all(linear) or page > 1)):
+        return made  # among others, slots of pages whose size only the target knows
+    pages = rows // page
+    named = index[(index >= 0) & (index < pages)].unique().long()
+    if len(named) == pages:
         return made
-    place = torch.full((rows,), -1, dtype=index.dtype, device=index.device)
+    place = torch.full((pages,), -1, dtype=index.dtype, device=index.device)
     place[named] = torch.arange(len(named), dtype=index.dtype, device=index.device)
-    valid = (index >= 0) & (index < rows)
-    arguments[name] = torch.where(valid, place[index.clamp(0, rows - 1).long()], index)
+    valid = (index >= 0) & (index < pages)
+    arguments[name] = torch.where(valid, place[index.clamp(0, pages - 1).long()], index)
     for own in (*_CACHES, *_PER_SLOT):
         value = arguments.get(own)
-        if isinstance(value, Tensor) and value.ndim >= 3 and value.shape[0] == rows:
-            arguments[own] = _raw(value)[named.to(value.device)].view(value.dtype)
-    about = dict(made.about) | {"pool": rows, "kept": named.tolist() if len(named) <= 4096 else len(named)}
+        if isinstance(value, Tensor) and value.ndim >= 3 and value.shape[0] in (rows, pages):
+            arguments[own] = _kept(value, named, value.shape[0] // pages)
+    about = dict(made.about) | {"pool": pages, "kept": named.tolist() if len(named) <= 4096 else len(named)}
     return Record(arguments, made.outputs, about)
+
+
+def _kept(value: Tensor, pages: Tensor, page: int) -> Tensor:
+    """Those pages of a tensor that has `page` rows for each."""
+    rows = _raw(value).unflatten(0, (-1, page))
+    kept: Tensor = rows[pages.to(value.device)].flatten(0, 1).view(value.dtype)
+    return kept
 
 
 def _raw(value: Tensor) -> Tensor:

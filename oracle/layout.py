@@ -138,6 +138,45 @@ def cache_shape(
     return CacheGeometry(layout, role, num_blocks, heads, page_size, dim, dtype, v_layout).shape
 
 
+def cache_axes(layout: KVLayout, role: Role, v_layout: VLayout = VLayout.V5D) -> str:
+    """The axes of a cache, by name, outermost first."""
+    match layout, role, v_layout:
+        case KVLayout.LINEAR, _, _:
+            return "slots heads dim"
+        case KVLayout.NHD, _, _:
+            return "blocks page heads dim"
+        case KVLayout.HND, _, _:
+            return "blocks heads page dim"
+        case _, Role.K, _:
+            return "blocks heads dim/x page x"
+        case _, _, VLayout.V5D:
+            return "blocks heads page/x dim x"
+    return "blocks heads dim page"
+
+
+def geometry_of(
+    shape: tuple[int, ...],
+    dtype: torch.dtype,
+    layout: KVLayout,
+    role: Role,
+    v_layout: VLayout = VLayout.V5D,
+    page_size: int = 1,
+) -> CacheGeometry:
+    """The geometry of a cache of this shape: inverse of `CacheGeometry.shape`.
+
+    `page_size` is that of a linear cache, whose shape does not tell it. Raises LayoutError.
+    """
+    axes = cache_axes(layout, role, v_layout)
+    _require(len(shape) == len(axes.split()), f"{list(shape)}; allowed: [{axes}] for {layout}")
+    size = dict(zip(axes.split(), shape, strict=True))
+    page = size["page/x"] * size["x"] if "page/x" in size else size.get("page", page_size)
+    dim = size["dim/x"] * size["x"] if "dim/x" in size else size["dim"]
+    blocks = size["slots"] // page if "slots" in size else size["blocks"]
+    made = CacheGeometry(layout, role, blocks, size["heads"], page, dim, dtype, v_layout)
+    _require(made.shape == shape, f"{list(shape)}; allowed: {list(made.shape)} for {layout} of {dtype}")
+    return made
+
+
 def slot_of(page: Index, offset: Index, page_size: int) -> Index:
     """Slot of row `offset` in page `page`; integers or integer tensors."""
     return page * page_size + offset

@@ -1,15 +1,17 @@
 """Which cases a campaign tries on one target, in rounds of a fixed size.
 
-Every second case is the plan's, until every pair of features that it can reach is covered: what takes three of them
-together would wait too long for its turn. Each of the others is a mutation of one that showed something, or a free draw
-with a preference for boundary classes that were tried with little. Case i of a round is a function of (seed, round, i,
-corpus at the round's start) alone; results change the corpus between rounds only.
+Every second case of each shard is the plan's, until every pair of features that it can reach is covered: what takes
+three of them together would wait too long for its turn. Each of the others is a mutation of one that showed something,
+or a free draw with a preference for boundary classes that were tried with little. Case i of a round is a function of
+(seed, round, i, number of shards, corpus at the round's start) alone; results change the corpus between rounds only.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
+from functools import cache
 
 from fuzz.campaign.corpus import Altered, Corpus, Entry, Reason, Seen, Weighted
 from fuzz.case import Case
@@ -21,7 +23,7 @@ ROUND = 32
 """Cases in one round of one target, those of all shards together."""
 
 PLANNED_EVERY = 2
-"""Of so many cases, one is the plan's."""
+"""Of so many cases of a shard, one is the plan's."""
 
 _STREAMS = 2
 """Counters of one case: what kind it is, and the case itself."""
@@ -47,6 +49,10 @@ class Shard:
         """The indices of a round that are this shard's."""
         return range(self.number - 1, ROUND, self.of)
 
+    def count(self, round_: int, index: int) -> int:
+        """How many cases the shard has before this one of its own, over all rounds."""
+        return round_ * len(self.indices) + index // self.of
+
 
 WHOLE = Shard()
 
@@ -57,6 +63,18 @@ def parse_shard(text: str) -> Shard:
     if slash and number.isdecimal() and of.isdecimal() and len(text) < 8 and 1 <= int(number) <= int(of) <= ROUND:
         return Shard(int(number), int(of))
     raise Stop(Exit.USAGE, f"--shard: {text[:60]!r}; allowed: I/N with 1 <= I <= N <= {ROUND}, as in 2/4")
+
+
+@cache
+def _turns(shards: int) -> Mapping[tuple[int, int], int]:
+    """The plan's turns among so many shards, by round and index; what follows these rounds repeats them.
+
+    Of each shard's own cases every second one is the plan's, whichever its indices are. Neighbouring shards take turns.
+    """
+    parts = [Shard(number, shards) for number in range(1, shards + 1)]
+    places = [(round_, index) for round_ in range(PLANNED_EVERY) for index in range(ROUND)]
+    planned = [(r, i) for r, i in places if (parts[i % shards].count(r, i) + i % shards) % PLANNED_EVERY == 0]
+    return {place: turn for turn, place in enumerate(planned)}
 
 
 @dataclass(frozen=True)
@@ -126,8 +144,8 @@ class Search:
         return closed
 
     def _draw(self, index: int) -> tuple[Case, Choices, Origin]:
-        turn, rest = divmod(self._round * ROUND + index, PLANNED_EVERY)
-        planned = self._plan.covering(turn) if rest == 0 else None
+        turn = self._turn(index)
+        planned = None if turn is None else self._plan.covering(turn)
         if planned is not None:
             return *planned, Origin.PLAN
         key = key_of(self._seed, self._round, self.name, "search")
@@ -140,3 +158,10 @@ class Search:
         choices = entries[decide.integer("entry", 0, len(entries) - 1)].choices
         altered = Altered(key, stream, choices, decide.integer("at", 0, len(choices) - 1))
         return self.space.draw(altered), altered.picked, Origin.MUTATION
+
+    def _turn(self, index: int) -> int | None:
+        """Which of the plan's cases this one is; None where it is not the plan's turn."""
+        turns = _turns(self._shard.of)
+        repeated, round_ = divmod(self._round, PLANNED_EVERY)
+        turn = turns.get((round_, index))
+        return None if turn is None else repeated * len(turns) + turn

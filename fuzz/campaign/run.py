@@ -19,7 +19,7 @@ from fuzz.check.diagnosis import class_of
 from fuzz.check.result import CaseResult, Check, CheckResult
 from fuzz.ledger import Defect, Versions
 from fuzz.options import CASE_TIMEOUT_S
-from fuzz.plan import Coverage
+from fuzz.plan import Coverage, key_of
 from fuzz.space import Space
 from oracle.declare import Declaration
 from oracle.kinds import Engine
@@ -346,8 +346,13 @@ class Campaign:
             yield Request(name, ask.case, self.settings.coverage or self._is_sampled(ask))
 
     def _is_sampled(self, ask: Ask) -> bool:
-        """Whether to look at what the kernels reach: of every fourth case, as it costs up to a quarter of a case."""
-        return self.settings.engine is Engine.EMULATOR and ask.index // self.shard.of % SAMPLED_EVERY == 0
+        """Whether to look at what the kernels reach: of one case in four, as it costs up to a quarter of a case.
+
+        Which one of the four is drawn: a fixed one would be the plan's each time, or never.
+        """
+        four, place = divmod(self.shard.count(ask.round, ask.index), SAMPLED_EVERY)
+        drawn = key_of(self.settings.seed, ask.target, four, "sampled") % SAMPLED_EVERY
+        return self.settings.engine is Engine.EMULATOR and place == drawn
 
     def _is_enough(self, place: int) -> bool:
         return self.cases is not None and place >= self.cases

@@ -18,8 +18,8 @@ from oracle.capture import Record
 from oracle.convention import DefaultScale, Granularity
 from oracle.declare import Declaration
 from oracle.diagnose import Surroundings
-from oracle.kinds import IndexForm, IndexTask, KVLayout, Operation, Role, VLayout
-from oracle.layout import CacheGeometry, LayoutError, read_slots
+from oracle.kinds import IndexForm, IndexTask, KVLayout, Operation, Role
+from oracle.layout import CacheGeometry, LayoutError, cache_axes, geometry_of, read_slots
 from oracle.problem import Problem, ProblemError
 
 OPERATIONS = (Operation.PAGED_DECODE, Operation.VARLEN_EXTEND, Operation.LSE_MERGE)
@@ -67,6 +67,8 @@ def understand(record: Record, declaration: Declaration, device: str = "cpu") ->
 def _attention(read: Reader, device: str) -> Captured:
     dtypes = (*_FLOATS, "e4m3fn", "e4m3fnuz", "e5m2", "e5m2fnuz")
     q = read.tensor("q", "tokens heads dim", dtypes)
+    if read.record.arguments.get("q_descale") is not None:
+        raise RecordError("q_descale: allowed: None, as no record with it can be judged yet")
     decode = read.declaration.operation is Operation.PAGED_DECODE
     causal = True if decode else read.flag("causal", True)
     window = read.window(causal)
@@ -148,31 +150,15 @@ def _geometry(read: Reader) -> dict[Role, CacheGeometry]:
     return found
 
 
-_AXES = {
-    (KVLayout.NHD, Role.K): "blocks page heads dim",
-    (KVLayout.NHD, Role.V): "blocks page heads dim",
-    (KVLayout.HND, Role.K): "blocks heads page dim",
-    (KVLayout.HND, Role.V): "blocks heads page dim",
-    (KVLayout.SHUFFLE_5D, Role.K): "blocks heads dim/x page x",
-}
-
-
 def _geometry_of(read: Reader, role: Role, cache: Tensor) -> CacheGeometry:
     layout, v_layout, name = read.convention.kv_layout, read.convention.v_layout, f"{role.value}_cache"
-    if layout is KVLayout.LINEAR:
-        axes = "slots heads dim"
-    else:
-        by_form = "blocks heads page/x dim x" if v_layout is VLayout.V5D else "blocks heads dim page"
-        axes = _AXES.get((layout, role), by_form)
-    read.tensor(name, axes, (*_FLOATS, "e4m3fn", "e4m3fnuz", "e5m2", "e5m2fnuz"))
-    size = dict(zip(axes.split(), cache.shape, strict=True))
-    page = size.get("page", size.get("page/x", 1) * size.get("x", 1) if "page/x" in size else _page_size(read))
-    dim = size["dim"] if "dim" in size else size["dim/x"] * size["x"]
-    blocks = size["blocks"] if "blocks" in size else size["slots"] // page
-    made = CacheGeometry(layout, role, blocks, size["heads"], page, dim, cache.dtype, v_layout)
-    if made.shape != tuple(cache.shape):
-        raise RecordError(f"{name}: {list(cache.shape)}; allowed: {list(made.shape)} for {layout} of {cache.dtype}")
-    return made
+    dtypes = (*_FLOATS, "e4m3fn", "e4m3fnuz", "e5m2", "e5m2fnuz")
+    read.tensor(name, cache_axes(layout, role, v_layout), dtypes)
+    page = _page_size(read) if layout is KVLayout.LINEAR else 1
+    try:
+        return geometry_of(tuple(cache.shape), cache.dtype, layout, role, v_layout, page)
+    except LayoutError as error:
+        raise RecordError(f"{name}: {error}") from None
 
 
 def _page_size(read: Reader) -> int:
@@ -221,9 +207,15 @@ def _extend_keys(
     before = read.lengths("kv_indptr", len(slots), "slots")
     if len(before) != len(queries) or k.shape[0] != sum(queries):
         raise RecordError(f"k: {k.shape[0]} rows; allowed: {sum(queries)}, one for each query")
+    if v.shape[0] != k.shape[0]:
+        raise RecordError(f"v: {v.shape[0]} rows; allowed: {k.shape[0]}, those of k")
     pool = _pool_rows(read, geometry, slots)
     joined = []
-    for held, new in zip(pool, (k, v), strict=True):
+    for role, held, new in zip(Role, pool, (k, v), strict=True):
+        if held.shape[1:] != new.shape[1:]:
+            raise RecordError(
+                f"{role}_cache: {list(held.shape[1:])} a slot; allowed: {list(new.shape[1:])}, as in {role}"
+            )
         if held.dtype != new.dtype:
             held, new = held.double(), new.double()  # exact: read as the numbers that they stand for
         parts = zip(held.split(list(before)), new.split(list(queries)), strict=True)
@@ -284,6 +276,8 @@ def _factors(
 def _sinks(read: Reader, heads: int) -> Tensor | None:
     if read.record.arguments.get("sinks") is None:
         return None
+    if not isinstance(read.record.arguments["sinks"], Tensor):
+        raise RecordError(f"sinks: allowed: None or a tensor [{heads}], one a query head")
     sinks = read.tensor("sinks", "heads", _FLOATS)
     if len(sinks) != heads:
         raise RecordError(f"sinks: {len(sinks)}; allowed: {heads}, one a query head")

@@ -1,4 +1,4 @@
-"""Kill each of the museum's mutants with cases of the ordinary plan, and remake docs/results/museum.md."""
+"""Kill each of the museum's mutants with cases of an ordinary campaign, and remake docs/results/museum.md."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ CASES = 100
 def museum(
     entry: Annotated[list[str] | None, typer.Option(metavar="ID", help="Only these, and no page is written.")] = None,
     cases: Annotated[int, typer.Option(min=1, help="Cases an entry gets, at most.")] = CASES,
-    seed: Annotated[int, typer.Option(help="Of the plan.")] = 0,
+    seed: Annotated[int, typer.Option(help="Of the campaign.")] = 0,
     jobs: Annotated[int, typer.Option(min=1, help="Worker processes.")] = 1,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
     out: Annotated[Path, typer.Option(metavar="FILE", help="The page.")] = PAGE,

@@ -1,4 +1,4 @@
-"""Cases of the ordinary plan against each mutant, and against the same code without the mutation."""
+"""Cases of an ordinary campaign against each mutant, and against the same code without the mutation."""
 
 from __future__ import annotations
 
@@ -6,14 +6,15 @@ import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
 from fuzz import registry
+from fuzz.campaign.corpus import Seen
 from fuzz.campaign.finding import findings_of
 from fuzz.campaign.pool import Pool
 from fuzz.campaign.reply import Reply
+from fuzz.campaign.rounds import Search
 from fuzz.campaign.run import Settings
 from fuzz.campaign.server import Server
 from fuzz.campaign.worker import Job, Limits, fair_memory_bytes
@@ -21,7 +22,6 @@ from fuzz.case import Case
 from fuzz.check.result import CaseResult, CheckResult
 from fuzz.errors import Exit, Stop
 from fuzz.ledger import Defect
-from fuzz.plan import Plan
 from fuzz.space import Space
 from fuzz.versions import versions
 from oracle.kinds import Engine
@@ -34,7 +34,7 @@ TIMEOUT_S = 600.0
 """All cases of one target."""
 
 Key = tuple[str, bool]
-"""A target and whether its cases may be huge: what a plan is made of, beside the seed."""
+"""A target and whether its cases may be huge: what its cases are drawn from, beside the seed."""
 
 
 @dataclass(frozen=True)
@@ -55,7 +55,7 @@ class Twin:
 
 @dataclass(frozen=True)
 class Kill:
-    """A case that the twin passes and the mutant fails. ``number`` counts the plan's cases from 1.
+    """A case that the twin passes and the mutant fails. ``number`` counts the campaign's cases from 1.
 
     ``alone``: the case fails in a new process that ran no other.
     """
@@ -78,7 +78,7 @@ class Trial:
 
 @dataclass(frozen=True)
 class Campaign:
-    """Its trials in the order of the entries, its twins by what their plans are made of."""
+    """Its trials in the order of the entries, its twins by what their cases are drawn from."""
 
     seed: int
     cases: int
@@ -97,18 +97,28 @@ def run(entries: Sequence[Entry], cases: int, seed: int, jobs: int, ledger: tupl
     settings = Settings(engine=Engine.EMULATOR, seed=seed, jobs=jobs, ledger=ledger, versions=versions())
     declared = registry.load()
     keys = dict.fromkeys((entry.target, entry.huge) for entry in entries)
-    plans = {key: tuple(islice(Plan(Space(declared[key[0]], huge=key[1]), seed), cases)) for key in keys}
+    drawn = {key: _drawn(Search(Space(declared[key[0]], huge=key[1]), seed), cases) for key in keys}
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="attn-oracle-museum-")))
         mutants = [_mutant(entry, folder / entry.id) for entry in entries]
         server = stack.enter_context(Server(("torch", "fuzz.campaign.job")))
         limits = Limits(memory_bytes=fair_memory_bytes(jobs))
         pool = stack.enter_context(Pool(Job("suites.museum.worker:run"), jobs, server, limits))
-        asked = [_request(key[0], plans[key], None) for key in keys]
+        asked = [_request(key[0], drawn[key], None) for key in keys]
         replies = [_results(reply) for _, reply in pool.map(iter(asked), TIMEOUT_S)]
-        twins = {key: _twin(key[0], plans[key], got, settings) for key, (got, _) in zip(keys, replies, strict=True)}
+        twins = {key: _twin(key[0], drawn[key], got, settings) for key, (got, _) in zip(keys, replies, strict=True)}
         trials = tuple(_trials(pool, entries, mutants, twins))
     return Campaign(seed, cases, trials, twins)
+
+
+def _drawn(search: Search, count: int) -> tuple[Case, ...]:
+    """The first cases of a campaign in which all run and none comes near its budget or shows what it reaches."""
+    cases = []
+    for _ in range(count):
+        ask = search.next()
+        search.note(ask, Seen(ran=True, failed=False, margin=0))
+        cases.append(ask.case)
+    return tuple(cases)
 
 
 def _trials(

@@ -31,8 +31,8 @@ def _head(campaign: Campaign) -> Iterator[str]:
     yield ""
     yield "Public bugs of attention and cache kernels, each made again as a small mutant of a kernel or a wrapper that"
     yield "a target runs. A case counts only if the target without the mutation, its twin, passes it. In the emulator,"
-    plan = f"the ordinary plan of seed {campaign.seed}, {campaign.cases} cases a target"
-    yield f"with {plan}, sglang {installed('sglang')}:"
+    drawn = f"the first {campaign.cases} cases a target of a campaign of seed {campaign.seed}, without feedback"
+    yield f"with {drawn}, sglang {installed('sglang')}:"
     yield ""
     yield "```sh"
     yield f"python -m suites.museum --cases {campaign.cases} --seed {campaign.seed}"
@@ -58,7 +58,7 @@ def _counted(kinds: type[StrEnum], shown: Sequence[str]) -> str:
 
 
 def table(campaign: Campaign) -> Iterator[str]:
-    """The lines of the table. ``case`` is the case's number in the plan of its target."""
+    """The lines of the table. ``case`` is the case's number in the campaign on its target."""
     yield _row(_HEAD)
     yield _row(["---"] * len(_HEAD))
     for trial in campaign.trials:

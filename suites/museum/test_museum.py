@@ -5,15 +5,20 @@ from __future__ import annotations
 import json
 import runpy
 import threading
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from fuzz import registry
+from fuzz.campaign import run as search
+from fuzz.campaign.rounds import Ask, Origin
 from fuzz.cli import guarded
 from fuzz.commands import built_in_ledger
 from fuzz.errors import Exit, Stop
+from oracle.kinds import Engine
 from suites.museum import campaign, overlay, report
 from suites.museum.__main__ import app
 from suites.museum.apply import MutationError, apply
@@ -63,7 +68,7 @@ def test_every_mutation_fits_its_file() -> None:
 
 
 def test_mutants_are_killed_and_their_twins_pass() -> None:
-    found = tried(chosen(FEW), 8)
+    found = tried(chosen(FEW), 16)
     assert found.complete
     assert not list(report.complaints(found))
     by = {trial.entry.id: report.killers(trial.kill) for trial in found.trials if trial.kill is not None}
@@ -73,6 +78,16 @@ def test_mutants_are_killed_and_their_twins_pass() -> None:
     assert "race" in by["B215"]
     assert all(trial.kill is not None and trial.kill.alone for trial in found.trials)
     assert [len(twin.false_alarms) for twin in found.twins.values()] == [0] * len(found.twins)
+
+
+def test_the_cases_are_those_of_a_campaign() -> None:
+    entry = chosen(["B020"])[0]
+    (twin,) = tried([entry], 6).twins.values()
+    ordinary = search.Campaign([registry.load()[entry.target]], search.Settings(engine=Engine.EMULATOR), 6, None)
+    asks: deque[Ask] = deque()
+    assert len(list(ordinary._requests(asks))) == 6
+    assert twin.cases == tuple(ask.case for ask in asks)
+    assert {ask.origin for ask in asks} == {Origin.PLAN, Origin.FRESH}
 
 
 def test_what_lives_and_what_never_runs_is_said() -> None:

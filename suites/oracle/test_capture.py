@@ -88,6 +88,18 @@ def test_pages_that_nobody_names_are_left_out_and_the_table_still_holds() -> Non
         assert torch.equal(made.arguments["k_cache"][made.arguments["page_table"][row, column]], before)
 
 
+@pytest.mark.parametrize("named", [[3, 1], [3, 1, -1], [0]])
+def test_a_page_table_names_pages_of_a_pool_of_slots(named: list[int]) -> None:
+    cache, factors = torch.randn(64, 2, 8), torch.randn(4, 2, 16)
+    given = {"k_cache": cache, "v_cache": cache, "k_descale": factors, "page_table": torch.tensor([named])}
+    made = trimmed(Record(given | {"page_size": 16}, {})).arguments
+    pages, used = cache.unflatten(0, (4, 16)), [page for page in named if page >= 0]
+    places = made["page_table"][0, : len(used)]
+    assert made["k_cache"].shape == (16 * len(used), 2, 8)
+    assert torch.equal(made["k_cache"].unflatten(0, (-1, 16))[places], pages[used])
+    assert torch.equal(made["k_descale"][places], factors[used])
+
+
 def test_slots_of_a_pool_without_pages_are_left_out() -> None:
     cache = torch.randn(50, 2, 8)
     made = trimmed(Record({"k_cache": cache, "v_cache": cache, "slots": torch.tensor([40, 3, 11])}, {}))
@@ -126,6 +138,35 @@ def _wrong() -> Iterator[tuple[dict[str, Any], str]]:
     yield {"q": torch.ones(2, 4, 8, dtype=torch.int32)}, "q: torch.int32; allowed: a float dtype"
     yield {"q": torch.randn(3, 4, 8), "out": torch.randn(3, 4, 8)}, "q: 3 rows for 2 requests"
     yield {"scale": float("nan")}, "scale: nan; allowed: a finite number"
+    yield {"out": 3}, "out: 3; allowed: a tensor"
+    yield {"lse": 2.5}, "lse: 2.5; allowed: a tensor"
+    yield {"window": -3}, "window: -3; allowed: None, an integer from -1, or a pair of them"
+    yield {"window": (3, -2)}, "window: (3, -2); allowed: None, an integer from -1"
+    yield {"window": 2.5}, "window: 2.5; allowed: None, an integer from -1"
+    yield {"soft_cap": -1.0}, "soft_cap: -1.0; allowed: None or 0, or a number from 0.001 to 1e+06"
+    yield {"scale": True}, "scale: True; allowed: None, or a number from -1000 to 1000"
+    yield {"scale": torch.tensor(torch.nan)}, "scale: nan; allowed: None, or a number"
+    yield {"sinks": torch.zeros(2)}, "sinks: torch.float32 [2]; allowed: None or floats [4], one a query head"
+    yield {"k_descale": torch.zeros(3)}, "k_descale: [3]; allowed: [1], [2] or, of a pool, [pages, 2, page size]"
+    yield {"k_descale": torch.ones(1).double()}, "k_descale: "
+    yield {"page_table": torch.zeros(2, 3)}, "page_table: torch.float32 [2, 3]; allowed: int32 or int64, 2 axes"
+    yield {"page_table": torch.full((2, 3), 9)}, "page_table[0]: entry 0 is 9; allowed: 0 to 8, the pool's"
+    yield {"lengths": torch.tensor([20, 300])}, "lengths[1]: 300; allowed: 0 to 48, what the page table has room for"
+    yield {"v_cache": torch.randn(9, 16, 4, 8)}, "v_cache: torch.float32 [9, 16, 4, 8]; allowed: as many pages, heads"
+    yield {"v_cache": torch.randn(9, 16, 2, 8).half()}, "of its dtype"
+    yield {"k_cache": torch.randn(9, 16, 2, 6)}, "k_cache: 6 dimensions; allowed: 8, those of q"
+    yield (
+        _extend(k=torch.randn(6, 1, 8), v=torch.randn(6, 2, 8)),
+        "v: torch.float32 [6, 2, 8]; allowed: the rows, heads",
+    )
+    yield _extend(v=torch.randn(6, 4, 8).half()), "v: torch.float16 [6, 4, 8]; allowed: the rows, heads and dtype of k"
+    yield (
+        _extend(k=torch.randn(6, 3, 8), v=torch.randn(6, 3, 8)),
+        "q: 4 heads; allowed: a multiple of the 3 of the keys",
+    )
+    yield _extend(k=torch.randn(6, 4, 6)), "k: 6 dimensions; allowed: 8, those of q"
+    yield _extend(causal=None), "causal: None; allowed: True or False"
+    yield _extend(q_descale=2.0), "q_descale: 2.0; allowed: None"
     yield _extend(kv_indptr=torch.tensor([0, 4, 9])), "kv_indptr: ends at 9; allowed: 6, the rows of k"
     yield _extend(q_indptr=torch.tensor([0, 7, 6])), "q_indptr: allowed: 0, then integers that never fall"
     yield _extend(kv_indptr=torch.tensor([0, 6])), "q_indptr of 2 requests, kv_indptr of 1 requests"

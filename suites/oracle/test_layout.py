@@ -12,8 +12,10 @@ from oracle.kinds import KVLayout, Role, VLayout
 from oracle.layout import (
     CacheGeometry,
     LayoutError,
+    cache_axes,
     cache_shape,
     element_index,
+    geometry_of,
     offset_of,
     pack,
     page_of,
@@ -46,8 +48,27 @@ every_form = pytest.mark.parametrize(("layout", "role", "v_layout"), FORMS, ids=
 every_dtype = pytest.mark.parametrize("dtype", DTYPES, ids=str)
 
 
-def geometry_of(layout: KVLayout, role: Role, v_layout: VLayout, dtype: torch.dtype = torch.bfloat16) -> CacheGeometry:
+def example(layout: KVLayout, role: Role, v_layout: VLayout, dtype: torch.dtype = torch.bfloat16) -> CacheGeometry:
     return CacheGeometry(layout, role, 3, 2, 16, 32, dtype, v_layout)
+
+
+@every_form
+@given(blocks=st.integers(0, 3), heads=st.integers(1, 3), vectors=st.tuples(st.integers(1, 3), st.integers(1, 3)))
+def test_a_geometry_is_found_from_its_shape(
+    layout: KVLayout, role: Role, v_layout: VLayout, blocks: int, heads: int, vectors: tuple[int, int]
+) -> None:
+    page, dim = (8 * count for count in vectors)
+    g = CacheGeometry(layout, role, blocks, heads, page, dim, torch.bfloat16, v_layout)
+    assert len(cache_axes(layout, role, v_layout).split()) == len(g.shape)
+    assert geometry_of(g.shape, g.dtype, layout, role, v_layout, page) == g
+    with pytest.raises(LayoutError, match="allowed: "):
+        geometry_of((*g.shape, 1), g.dtype, layout, role, v_layout, page)
+
+
+def test_a_shape_of_no_geometry_is_refused() -> None:
+    for shape, layout, page in (((17, 2, 8), KVLayout.LINEAR, 16), ((3, 2, 4, 16, 4), KVLayout.SHUFFLE_5D, 1)):
+        with pytest.raises(LayoutError, match=r"\]; allowed: \["):
+            geometry_of(shape, torch.bfloat16, layout, Role.K, page_size=page)
 
 
 def any_bits(shape: tuple[int, ...], dtype: torch.dtype, seed: int = 0) -> torch.Tensor:
@@ -98,7 +119,7 @@ def test_vector_width_is_sixteen_bytes() -> None:
 @every_form
 @every_dtype
 def test_pack_unpack_and_single_slots(layout: KVLayout, role: Role, v_layout: VLayout, dtype: torch.dtype) -> None:
-    g = geometry_of(layout, role, v_layout, dtype)
+    g = example(layout, role, v_layout, dtype)
     linear = any_bits((g.num_slots, g.heads, g.dim), dtype)
     cache = pack(linear, g)
     assert cache.shape == g.shape
@@ -114,7 +135,7 @@ def test_pack_unpack_and_single_slots(layout: KVLayout, role: Role, v_layout: VL
 
 @every_form
 def test_pack_follows_the_formulas(layout: KVLayout, role: Role, v_layout: VLayout) -> None:
-    g = geometry_of(layout, role, v_layout)
+    g = example(layout, role, v_layout)
     linear = torch.arange(g.num_slots * g.heads * g.dim, dtype=torch.int16).view(g.num_slots, g.heads, g.dim)
     cache = bits(pack(linear.view(g.dtype), g)).tolist()
     expected = linear.tolist()
@@ -127,7 +148,7 @@ def test_pack_follows_the_formulas(layout: KVLayout, role: Role, v_layout: VLayo
 
 @every_form
 def test_element_index_follows_the_formulas(layout: KVLayout, role: Role, v_layout: VLayout) -> None:
-    g = geometry_of(layout, role, v_layout, torch.float8_e4m3fn)
+    g = example(layout, role, v_layout, torch.float8_e4m3fn)
     index = element_index(torch.tensor([33, 7]), g)
     assert index.dtype == torch.int64
     for t, s in enumerate((33, 7)):
@@ -140,7 +161,7 @@ def test_element_index_follows_the_formulas(layout: KVLayout, role: Role, v_layo
 
 @every_form
 def test_writing_slots_touches_nothing_else(layout: KVLayout, role: Role, v_layout: VLayout) -> None:
-    g = geometry_of(layout, role, v_layout)
+    g = example(layout, role, v_layout)
     linear = any_bits((g.num_slots, g.heads, g.dim), g.dtype)
     cache = pack(linear, g)
     slots = torch.tensor([40, 3, 17])
@@ -153,7 +174,7 @@ def test_writing_slots_touches_nothing_else(layout: KVLayout, role: Role, v_layo
 @every_form
 def test_strided_caches(layout: KVLayout, role: Role, v_layout: VLayout) -> None:
     """A cache that is a window of something larger is used in place, its surroundings untouched."""
-    g = geometry_of(layout, role, v_layout)
+    g = example(layout, role, v_layout)
     linear = any_bits((g.num_slots, g.heads, g.dim), g.dtype)
     around = torch.full((g.shape[0], 2, *(size + 1 for size in g.shape[1:])), 7, dtype=torch.int16)
     window = around[(slice(None), 1, *(slice(1, None) for _ in g.shape[1:]))].view(g.dtype)
@@ -257,7 +278,7 @@ def test_only_the_split_axis_must_be_a_multiple() -> None:
 
 
 def test_misuse_is_refused_in_one_line() -> None:
-    g = geometry_of(KVLayout.SHUFFLE_5D, Role.K, VLayout.V5D)
+    g = example(KVLayout.SHUFFLE_5D, Role.K, VLayout.V5D)
     linear = torch.zeros(48, 2, 32, dtype=torch.bfloat16)
     cache = pack(linear, g)
     for slot in (-1, 48):
@@ -280,7 +301,7 @@ def test_misuse_is_refused_in_one_line() -> None:
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 @every_form
 def test_a_gpu_packs_alike(layout: KVLayout, role: Role, v_layout: VLayout) -> None:
-    g = geometry_of(layout, role, v_layout, torch.float8_e4m3fn)
+    g = example(layout, role, v_layout, torch.float8_e4m3fn)
     linear = any_bits((g.num_slots, g.heads, g.dim), g.dtype)
     cache = pack(linear.cuda(), g)
     assert bit_equal(cache.cpu(), pack(linear, g)).all()

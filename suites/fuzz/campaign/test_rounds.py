@@ -123,3 +123,19 @@ def test_a_boundary_class_that_was_tried_with_little_is_offered_more_often() -> 
 def test_shards_split_every_round() -> None:
     parts = [Shard(i, 5).indices for i in range(1, 6)]
     assert sorted(index for part in parts for index in part) == list(range(ROUND))
+
+
+@pytest.mark.parametrize("shards", [1, 2, 3, 4, 6, 31, 32])
+def test_every_shard_gets_its_part_of_the_plan(shards: int) -> None:
+    space, rounds = Space(TARGETS["torch.sdpa"]), 2
+    planned = []
+    for number in range(1, shards + 1):
+        shard = Shard(number, shards)
+        own = asked(Search(space, 5, shard), rounds * len(shard.indices))
+        assert [shard.count(ask.round, ask.index) for ask in own] == list(range(len(own)))
+        turns = [ask.origin is Origin.PLAN for ask in own]
+        assert len(set(turns[::2])) == len(set(turns[1::2])) == 1
+        assert turns[0] != turns[1]
+        planned += [ask for ask in own if ask.origin is Origin.PLAN]
+    planned.sort(key=lambda ask: (ask.round, ask.index))
+    assert [ask.case for ask in planned] == list(islice(Plan(space, 5), rounds * ROUND // 2))

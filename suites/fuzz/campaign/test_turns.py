@@ -5,8 +5,12 @@ from __future__ import annotations
 from collections import deque
 from itertools import islice
 
+import pytest
+
 from fuzz import registry
-from fuzz.campaign.run import TURN, Campaign, Settings
+from fuzz.campaign.corpus import Seen
+from fuzz.campaign.rounds import Ask, Shard
+from fuzz.campaign.run import SAMPLED_EVERY, TURN, Campaign, Settings
 from oracle.kinds import Engine
 from suites.targets import sglang_merge_state
 
@@ -42,3 +46,17 @@ def test_where_kernels_are_compiled_a_turn_is_several_cases() -> None:
     assert turns(campaign(None, Engine.CUDA), 3 * TURN) == [FIRST] * TURN + [SECOND] * TURN + [FIRST] * TURN
     few = turns(campaign(None, Engine.HIP, cases=TURN - 1), 99)
     assert few == [FIRST] * (TURN - 1) + [SECOND] * (TURN - 1)
+
+
+@pytest.mark.parametrize("shard", [Shard(), Shard(2, 2), Shard(3, 5), Shard(32, 32)])
+def test_one_case_in_four_is_looked_at_and_the_plans_turn_says_nothing_of_which(shard: Shard) -> None:
+    settings = Settings(engine=Engine.EMULATOR, seed=1)
+    searching = Campaign(TARGETS[:1], settings, cases=None, time_s=None, shard=shard)
+    out, places = deque[Ask](), list[int]()
+    for i, request in enumerate(islice(searching._requests(out), 160)):
+        ask = out.popleft()
+        searching.searches[FIRST].note(ask, Seen(ran=True, failed=False, margin=0))
+        if request is not None and request.coverage:
+            places.append(i % SAMPLED_EVERY)
+    assert len(places) == 160 // SAMPLED_EVERY
+    assert all(places.count(place) >= 3 for place in range(SAMPLED_EVERY))

@@ -17,7 +17,7 @@ from fuzz.case import Case
 from fuzz.check.run import values_of
 from fuzz.plan import Plan
 from fuzz.space import Space
-from oracle.capture import Record, write
+from oracle.capture import CaptureError, Record, write
 from suites.fuzz.captured.calls import EMULATOR, capture, given, returned, target
 
 DECLARED = ("context_lens", "query_lens", "num_kv_heads", "group_size", "v_head_dim", "dtype", "kv_dtype", "window")
@@ -160,12 +160,16 @@ def test_indices_outside_of_the_pool_are_named(tmp_path: Path) -> None:
     name, case = "portable.shuffle_5d.decode", decode(context_lens=(40, 70), query_lens=(1, 1))
     call = given(target(name), case)
     table, lengths = call["page_table"].clone(), call["lengths"].clone()
-    table[1, 0] = 999
-    with pytest.raises(RecordError, match=r"page_table\[1\]: entry 0 is 999; allowed: 0 to \d+, the pool's"):
-        understand(load(capture(tmp_path / "a", name, case, page_table=table)), target(name))
-    lengths[0] = 10_000
-    with pytest.raises(RecordError, match=r"lengths\[0\]: 10000; allowed: 0 to \d+, what the page table has room for"):
-        understand(load(capture(tmp_path / "a", name, case, lengths=lengths)), target(name))
+    table[1, 0], lengths[0] = 999, 10_000
+    for change, said in (
+        ({"page_table": table}, r"page_table\[1\]: entry 0 is 999; allowed: 0 to \d+, the pool's"),
+        ({"lengths": lengths}, r"lengths\[0\]: 10000; allowed: 0 to \d+, what the page table has room for"),
+    ):
+        with pytest.raises(CaptureError, match=said):
+            capture(tmp_path / "a", name, case, **change)
+        write(tmp_path / "a", Record(call | change, {"out": call["q"]}))
+        with pytest.raises(RecordError, match=said):
+            understand(load(tmp_path / "a"), target(name))
 
 
 def test_a_target_that_copies_has_no_records() -> None:
