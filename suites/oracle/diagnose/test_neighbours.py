@@ -28,6 +28,19 @@ def test_windows_a_key_or_two_off(step: int) -> None:
     assert (found.kind, found.parameters["keys"]) == (Kind.WINDOW, 20 + step), found
 
 
+@pytest.mark.parametrize("keys", [2, 3])
+def test_of_windows_that_see_the_same_the_nearest_is_named(keys: int) -> None:
+    found = solved_instead(problem(keys=keys, queries=1, window=keys - 1), window=keys)
+    assert (found.kind, found.parameters["keys"]) == (Kind.WINDOW, keys), found
+    assert None in [other.parameters.get("keys", 0) for other in found.runners_up]
+
+
+def test_no_window_goes_before_a_far_one_that_happens_to_see_all() -> None:
+    found = solved_instead(problem(queries=1, window=20), window=None)
+    assert found.parameters["keys"] is None
+    assert [other.parameters["keys"] for other in found.runners_up] == [60]
+
+
 @pytest.mark.parametrize(
     ("shift", "parameters"),
     [
