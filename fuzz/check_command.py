@@ -13,7 +13,7 @@ from fuzz.campaign.reply import Reply
 from fuzz.campaign.worker import Job, Limits, Worker, fair_memory_bytes
 from fuzz.captured.call import understand
 from fuzz.captured.load import RecordError, load
-from fuzz.check.diagnosis import detail_of
+from fuzz.check.diagnosis import told_of
 from fuzz.check.result import CaseResult, Check, CheckResult
 from fuzz.errors import Exit, Stop
 from fuzz.report.summary import SCHEMA
@@ -194,6 +194,5 @@ def _told(who: str, result: CaseResult) -> Iterator[str]:
     yield f"{who}: {result.verdict}{ratio}{reason}"
     for check in result.checks:
         yield f"    {check.verdict:<8} {check.check:<12} {check.message}".rstrip()
-    for detail in dict.fromkeys(detail_of(check.evidence) for check in result.failures):
-        if detail is not None:
-            yield f"    diagnosis: {detail}"
+    for line in dict.fromkeys(line for check in result.failures for line in told_of(check.evidence)):
+        yield f"    {line}"

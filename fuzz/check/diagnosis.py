@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -17,6 +17,7 @@ from fuzz.instance.pool import geometry, own_pages
 from oracle.convention import LseLayout
 from oracle.declare import Declaration
 from oracle.diagnose import Diagnosis, Kind, Surroundings, diagnose, diagnose_merge
+from oracle.diagnose.search import RUNNERS_UP
 from oracle.failure import explanation
 from oracle.kinds import IndexForm, Operation, Role
 from oracle.layout import read_slots, unpack
@@ -84,6 +85,23 @@ def detail_of(evidence: Mapping[str, Any]) -> str | None:
     """The diagnosis in a result's evidence as one line."""
     diagnosis = evidence.get(KEY)
     return diagnosis["detail"] if isinstance(diagnosis, Mapping) else None
+
+
+def others_of(evidence: Mapping[str, Any]) -> tuple[str, ...]:
+    """What explains a result as well as its diagnosis does, as lines, at most ``RUNNERS_UP``."""
+    diagnosis = evidence.get(KEY)
+    others = diagnosis.get("runners_up") if isinstance(diagnosis, Mapping) else None
+    if not isinstance(others, list | tuple):
+        return ()
+    return tuple(str(one["detail"]) for one in others if isinstance(one, Mapping) and "detail" in one)[:RUNNERS_UP]
+
+
+def told_of(evidence: Mapping[str, Any]) -> Iterator[str]:
+    """The diagnosis in a result's evidence, and below it what explains the result as well: nothing, a line or two."""
+    if (detail := detail_of(evidence)) is not None:
+        yield f"diagnosis: {detail}"
+    if others := others_of(evidence):
+        yield f"or: {'; '.join(others)}"
 
 
 def _diagnosis(declaration: Declaration, run: Execution, around: Surroundings | None) -> Diagnosis | None:

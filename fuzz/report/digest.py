@@ -59,6 +59,8 @@ def _finding(finding: FindingView) -> Iterator[str]:
     yield f"- **{plain(finding.target)}**, {plain(finding.check)}{known}: {plain(finding.message)}"
     if finding.detail:
         yield f"  - diagnosis: {plain(finding.detail)}"
+    if finding.others:
+        yield f"  - or: {plain('; '.join(finding.others))}"
     if finding.path:
         yield f"  - {code(command(finding))}"
 

@@ -7,7 +7,7 @@ from dataclasses import fields
 
 from fuzz.campaign.finding import Finding
 from fuzz.case import Case
-from fuzz.check.diagnosis import KEY, detail_of
+from fuzz.check.diagnosis import KEY, detail_of, others_of
 from fuzz.features import labels
 from fuzz.report.failure import replay_command, target_options
 
@@ -26,7 +26,7 @@ def _lines(finding: Finding, script: str | None, reason: str) -> Iterator[str]:
     yield from ("", "## What", "", _inline(finding.message), "")
     if (detail := detail_of(finding.evidence)) is not None:
         yield f"Diagnosis, by the smallest change with which a float64 oracle gives the same result: {_inline(detail)}."
-        for other in _runners_up(finding):
+        for other in others_of(finding.evidence):
             yield f"- explains it as well: {_inline(other)}"
         yield ""
     else:
@@ -73,12 +73,6 @@ def shown_fields(case: Case) -> list[tuple[str, str]]:
 
 
 _SAYS_NOTHING = {("causal", "True"), ("parts", "1"), ("scale", "None")}
-
-
-def _runners_up(finding: Finding) -> list[str]:
-    diagnosis = finding.evidence.get(KEY)
-    others = diagnosis.get("runners_up", []) if isinstance(diagnosis, dict) else []
-    return [str(other["detail"]) for other in others if isinstance(other, dict) and "detail" in other][:3]
 
 
 def _inline(text: str) -> str:

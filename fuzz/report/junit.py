@@ -66,6 +66,7 @@ def _finding(finding: FindingView) -> ET.Element:
     told = [
         finding.message,
         finding.detail and f"diagnosis: {finding.detail}",
+        finding.others and f"or: {'; '.join(finding.others)}",
         finding.path and f"file: {finding.path}",
     ]
     failure.text = _clean("\n".join(line for line in told if line))

@@ -11,6 +11,7 @@ from typing import Any
 
 from fuzz.campaign.finding import SCHEMA as FINDING_SCHEMA
 from fuzz.case import case_from_dict
+from fuzz.check.diagnosis import others_of
 from fuzz.check.picture import INFINITE, LEVELS, NOT_JUDGED, SIDE
 from fuzz.check.result import Check
 from fuzz.plain import Fields, PlainError
@@ -68,6 +69,8 @@ class FindingView:
     """with its reproducer, as the page says it"""
     grids: tuple[Grid, ...] = ()
     keys: tuple[KeysOfRow, ...] = ()
+    others: tuple[str, ...] = ()
+    """what explains it as well as ``detail``"""
     facts: tuple[tuple[str, str], ...] = ()
 
     @property
@@ -258,6 +261,7 @@ def read_finding(
         folder=(folders or {}).get(name),
         grids=tuple(_grids(evidence)),
         keys=tuple(_keys(one) for one in evidence.each("keys")),
+        others=others_of(evidence.data),
         facts=(*_said(own), *_facts(evidence.data)),
     )
 

@@ -24,7 +24,7 @@ from fuzz.campaign.pool import Pool
 from fuzz.campaign.run import Settings, job_of
 from fuzz.campaign.worker import Limits, fair_memory_bytes
 from fuzz.case import Case
-from fuzz.check.diagnosis import detail_of
+from fuzz.check.diagnosis import detail_of, others_of
 from fuzz.check.memory import IN_PLACE
 from fuzz.check.result import Check
 from fuzz.check.sanitizer import CHECK_OF, sanitized
@@ -224,6 +224,8 @@ def _about(declaration: Declaration, finding: Finding) -> Iterator[str]:
     detail = detail_of(finding.evidence)
     if detail:
         yield f"Diagnosis: {detail}."
+    if others := others_of(finding.evidence):
+        yield f"Or: {'; '.join(others)}."
     used = ", ".join(f"{name} {version}" for name, version in finding.versions.items() if version)
     yield f"Found with {used}, on {finding.engine}."
     yield "Exit: 1 the fault shows, 0 it does not, 2 it cannot run here."

@@ -12,7 +12,7 @@ from rich.text import Text
 
 from fuzz.campaign.finding import Finding
 from fuzz.campaign.run import PHASES, Campaign, TargetSummary
-from fuzz.check.diagnosis import detail_of
+from fuzz.check.diagnosis import told_of
 from fuzz.plan import Coverage
 from fuzz.report.failure import replay_command
 from fuzz.space import Pair
@@ -194,8 +194,8 @@ def print_findings(
         known = f"known defect {finding.known}" if finding.known else "NEW"
         console.print(Text(f"{finding.target}: {finding.check}: {known}", style="yellow" if finding.known else "red"))
         console.print(Text(f"    {finding.message}"))
-        if (detail := detail_of(finding.evidence)) is not None:
-            console.print(Text(f"    diagnosis: {detail}"))
+        for line in told_of(finding.evidence):
+            console.print(Text(f"    {line}"))
         if loosest := finding.evidence.get("loosest"):
             console.print(Text(f"    budget: the loosest is assumed of {', '.join(loosest)}"))
         if finding.id in paths:

@@ -40,7 +40,7 @@ def render(subject: str, description: str, failed: Sequence[Failed], replay: str
     first = ranked[0]
     diagnosis = next((d for f in ranked if (d := _diagnosis(f)) is not None), None)
     lines = [
-        f"{subject}: {first.check}: {diagnosis['detail'] if diagnosis and _explained(first) else first.message}",
+        f"{subject}: {first.check}: {_named(diagnosis) if diagnosis and _explained(first) else first.message}",
         *_line("case", description),
         *_line("where", _where(first.evidence)),
     ]
@@ -86,6 +86,13 @@ def _judged(failed: Failed) -> bool:
 def _diagnosis(failed: Failed) -> Mapping[str, Any] | None:
     diagnosis = failed.evidence.get("diagnosis")
     return diagnosis if isinstance(diagnosis, Mapping) and diagnosis["kind"] != Kind.NONE else None
+
+
+def _named(diagnosis: Mapping[str, Any]) -> str:
+    """The best explanation, and whether others of its class are as good: the text's last lines say which."""
+    same = sum(other["kind"] == diagnosis["kind"] for other in diagnosis["runners_up"])
+    others = f" (or {'another' if same == 1 else f'{same} others'} of its class)" if same else ""
+    return f"{diagnosis['detail']}{others}"
 
 
 def _explanations(diagnosis: Mapping[str, Any]) -> Iterator[str]:

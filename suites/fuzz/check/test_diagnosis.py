@@ -16,7 +16,7 @@ from fuzz.buffers import Poison
 from fuzz.campaign.finding import Finding, findings_of
 from fuzz.campaign.run import Settings
 from fuzz.case import Case
-from fuzz.check.diagnosis import class_of, detail_of, diagnosed, kind_of, surroundings
+from fuzz.check.diagnosis import class_of, detail_of, diagnosed, kind_of, others_of, surroundings, told_of
 from fuzz.check.execute import Execution
 from fuzz.check.result import CaseResult, Check, CheckResult
 from fuzz.check.run import check_case
@@ -30,6 +30,7 @@ from oracle.kinds import Engine
 from oracle.verdict import Verdict
 from suites.fuzz import planted
 from suites.fuzz.cases import decode_case, extend_case
+from suites.fuzz.report.samples import finding as sample
 
 PLANTED = ["--targets", "suites.fuzz.planted", "--engine", "emulator"]
 CASE = extend_case(context_lens=[12, 9], query_lens=[2, 9], window=5)
@@ -114,6 +115,25 @@ def test_a_report_says_it_in_one_line() -> None:
     print_findings(findings(planted.extend_window), {}, console)
     assert isinstance(console.file, io.StringIO)
     assert "    diagnosis: window: 6 keys where 5 keys are asked for\n" in console.file.getvalue()
+
+
+def explained(*others: str) -> dict[str, Any]:
+    """Evidence with a diagnosis, and what explains it as well."""
+    runners_up = [{"kind": other.partition(":")[0], "detail": other, "ratio": 0.5} for other in others]
+    return {"diagnosis": {"kind": "window", "detail": "window: a", "ratio": 0.5, "runners_up": runners_up}}
+
+
+def test_what_explains_it_as_well_is_said_wherever_the_diagnosis_is() -> None:
+    several = explained("window: b", "extra_key: c", "page: d", "page: e")
+    assert others_of(several) == ("window: b", "extra_key: c", "page: d")
+    assert list(told_of(several)) == ["diagnosis: window: a", "or: window: b; extra_key: c; page: d"]
+    assert list(told_of(explained())) == ["diagnosis: window: a"]
+    assert list(told_of({})) == []
+    console = Console(file=io.StringIO(), width=200)
+    print_findings([sample(CASE, evidence=several, diagnosis="window")], {}, console)
+    assert isinstance(console.file, io.StringIO)
+    said = "    diagnosis: window: a\n    or: window: b; extra_key: c; page: d\n"
+    assert said in console.file.getvalue()
 
 
 def saved(tmp_path: Path, target: str, case: Case = CASE) -> str:

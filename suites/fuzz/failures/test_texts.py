@@ -66,6 +66,21 @@ def test_what_has_no_numbers_is_one_line_and_the_case() -> None:
     ]
 
 
+def test_the_first_line_does_not_take_one_of_several_names_for_the_fault() -> None:
+    def said(*others: tuple[str, str]) -> str:
+        runners_up = [{"kind": kind, "detail": detail} for kind, detail in others]
+        diagnosis = {"kind": "window", "detail": "window: a", "ratio": 0.5, "runners_up": runners_up}
+        return render("t", "a case", [Failed(check="values", message="wrong", evidence={"diagnosis": diagnosis})])
+
+    assert said(("window", "window: b"), ("page", "page: c")).startswith(
+        "t: values: window: a (or another of its class)\n"
+    )
+    assert said(("window", "window: b"), ("window", "window: c")).startswith(
+        "t: values: window: a (or 2 others of its class)\n"
+    )
+    assert said(("page", "page: c")).startswith("t: values: window: a\n")
+
+
 def test_nan_beside_wrong_values_means_no_more_than_it_says() -> None:
     nan, values = Failed(check="nan", message="nan where no data is"), Failed(check="values", message="wrong")
     assert "means" in render("t", "a case", [nan])

@@ -197,6 +197,17 @@ def test_markdown_has_findings_and_targets() -> None:
     assert "diagnosis: " in text
 
 
+def test_every_form_says_what_explains_a_finding_as_well() -> None:
+    others = [{"kind": "window", "detail": f"window: {name}"} for name in "bcde"]
+    diagnosis = {"kind": "window", "detail": "window: a", "runners_up": others}
+    data = finding_objects()[0] | {"evidence": {"diagnosis": diagnosis}, "diagnosis": "window"}
+    alone = finding_objects()[0] | {"evidence": {"diagnosis": diagnosis | {"runners_up": []}}}
+    for render in (digest.render, html.render, junit.render):
+        assert "or: window: b; window: c; window: d" in render(Report.of(None, [data]))
+        assert "window: e" not in render(Report.of(None, [data]))
+        assert "or: window" not in render(Report.of(None, [alone]))
+
+
 def test_what_findings_say_is_inert_in_markdown() -> None:
     data = finding_objects()[0] | {"message": "<img> @someone #12 [x](y) `code` a|b\n# heading", "target": "a_b*c"}
     text = digest.render(Report.of(None, [data]))
