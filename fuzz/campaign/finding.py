@@ -90,10 +90,13 @@ class Finding:
 
     @property
     def size(self) -> tuple[int, ...]:
-        """How large the case is: requests, tokens, heads, dims. The smaller one is shown."""
+        """How well the case shows the fault: ways, requests, tokens, heads, dims. The smaller one is shown.
+
+        Ways first: a case on which several explanations fit cannot be made into one where the fault has one name.
+        """
         case = self.case
         tokens = sum(case.context_lens) + sum(case.query_lens)
-        return len(case.context_lens), tokens, case.num_q_heads, case.head_dim
+        return self.ways, len(case.context_lens), tokens, case.num_q_heads, case.head_dim
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data; ``finding_from_dict`` reads back what a replay needs."""

@@ -119,7 +119,7 @@ def words(pair: Pair) -> str:
 
 
 def distinct(findings: Sequence[Finding]) -> list[Finding]:
-    """One finding for each fault that can be told apart: the one with the smallest case."""
+    """One finding for each fault that can be told apart: the one on the clearest case, of those the smallest."""
     groups: dict[tuple[str | None, ...], Finding] = {}
     for finding in findings:
         key = finding.fault

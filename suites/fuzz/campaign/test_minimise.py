@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ from hypothesis import strategies as st
 
 from fuzz import registry
 from fuzz.campaign.finding import Finding, findings_of
+from fuzz.campaign.journal import made_smaller
 from fuzz.campaign.minimise import (
     Minimised,
     _one_of_each_first,
@@ -24,9 +26,12 @@ from fuzz.campaign.minimise import (
 from fuzz.campaign.pool import Pool as Workers
 from fuzz.campaign.reductions import Reducer, weight
 from fuzz.campaign.run import Outcome, Settings, open_pool, run_cases
+from fuzz.campaign.store import FindingRow, Key
 from fuzz.case import Case, Pool, Probe
 from fuzz.check.result import Check
 from fuzz.features import labels
+from fuzz.report.keep import Keeper
+from fuzz.report.summary import distinct
 from fuzz.space import Space
 from fuzz.strategies import cases
 from fuzz.support import unsupported
@@ -206,6 +211,27 @@ def test_ways_are_explanations_of_the_diagnosed_class() -> None:
     assert finding("unexplained").ways == 1
     assert finding("window", "extra_key").ways == 1
     assert finding("window", "window", "extra_key", "window").ways == 3
+
+
+def test_the_clearest_case_is_shown_and_made_smaller() -> None:
+    unclear = finding("window", "window", "window")
+    clear = replace(finding("window", "extra_key"), case=extend_case(context_lens=[33, 57], query_lens=[33, 31]))
+    for both in ([unclear, clear], [clear, unclear]):
+        assert distinct(both) == [clear]
+    smaller = replace(clear, case=extend_case(context_lens=[9], query_lens=[9]))
+    assert distinct([clear, smaller]) == [smaller]
+
+
+def test_what_is_stored_is_the_clearest_and_stays_so_when_a_run_goes_on(tmp_path: Path) -> None:
+    unclear = finding("window", "window", "window")
+    clear = replace(finding("window"), case=extend_case(context_lens=[33, 57], query_lens=[33, 31]))
+    after = replace(clear, case=extend_case(context_lens=[33, 9], query_lens=[33, 9]), made_from=clear.id)
+    assert sum(after.case.context_lens) > sum(unclear.case.context_lens)
+    kept = Keeper(tmp_path)
+    kept.keep([unclear, clear])
+    assert list(kept.paths) == [clear.id]
+    row = FindingRow(unclear.id, unclear.fault, Key("t", 0, 0), unclear.to_dict(), 1, None, None, after.to_dict())
+    assert made_smaller(row) == after
 
 
 def test_a_smaller_case_is_explained_as_clearly() -> None:
