@@ -72,13 +72,19 @@ class Finding:
     def fault(self) -> tuple[str | None, ...]:
         """What tells one fault from another.
 
-        Where no diagnosis tells, what the case's operands are made of stands in for it.
+        Where no diagnosis tells, what was raised, and where, stands in for it; else what the case's operands are made of.
         """
         case = self.case
         entry = self.known or self.entry
         told = entry is not None or self.diagnosis not in (None, Kind.UNEXPLAINED)
-        made_of = () if told else (case.dtype, case.pool.value, case.index_dtype)
-        return (self.target, self.check, self.diagnosis, entry, *made_of)
+        stands_in = () if told else self.raised or (case.dtype, case.pool.value, case.index_dtype)
+        return (self.target, self.check, self.diagnosis, entry, *stands_in)
+
+    @property
+    def raised(self) -> tuple[str, ...]:
+        """The exception that the target's own call raised, and the line; nothing where its process died, or it ended."""
+        found = (self.evidence.get("exception"), self.evidence.get("where"))
+        return tuple(str(part) for part in found if part) if self.check is Check.CRASH else ()
 
     @property
     def ways(self) -> int:

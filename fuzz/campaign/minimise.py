@@ -170,7 +170,7 @@ class FindingJudge:
 
 
 def shows(found: Finding, like: Finding, settings: Settings) -> bool:
-    """Whether a finding shows the fault of another: the same check, diagnosis and ledger entry, and as clearly.
+    """Whether a finding shows the fault of another: same check, diagnosis, exception and ledger entry, and as clearly.
 
     Clearly: no more explanations of the diagnosed class fit. Over two keys, windows of two, of three and none at all
     look the same. The entry is that of the settings' ledger, whether or not it explained the finding when it was found:
@@ -181,7 +181,7 @@ def shows(found: Finding, like: Finding, settings: Settings) -> bool:
 
 def _fault(found: Finding, settings: Settings) -> tuple[str | None, ...]:
     entry = settings.entry(found.target, found.check, found.diagnosis, found.case)
-    return found.target, found.check, found.diagnosis, entry
+    return found.target, found.check, found.diagnosis, entry, *found.raised
 
 
 @dataclass(frozen=True)

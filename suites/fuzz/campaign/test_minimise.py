@@ -213,6 +213,24 @@ def test_ways_are_explanations_of_the_diagnosed_class() -> None:
     assert finding("window", "window", "extra_key", "window").ways == 3
 
 
+def crashed(exception: str, where: str, **changes: Any) -> Finding:
+    """What a kernel raised on a case."""
+    evidence = {"exception": exception, "where": where}
+    return replace(finding(check=Check.CRASH), evidence=evidence, case=extend_case(**changes))
+
+
+def test_what_is_raised_on_one_line_is_one_fault_whatever_the_operands() -> None:
+    first = crashed("ValueError", "kernel.py, line 7, in run")
+    other = crashed("ValueError", "kernel.py, line 7, in run", dtype="bf16", kv_dtype="bf16")
+    elsewhere = crashed("ValueError", "kernel.py, line 9, in run")
+    assert len(distinct([first, other])) == 1
+    assert distinct([first, elsewhere]) == [first, elsewhere]
+    assert shows(other, first, HOW)
+    assert not shows(elsewhere, first, HOW)
+    died = replace(first, evidence={"signal": "SIGSEGV"})
+    assert len(distinct([died, replace(died, case=other.case)])) == 2
+
+
 def test_the_clearest_case_is_shown_and_made_smaller() -> None:
     unclear = finding("window", "window", "window")
     clear = replace(finding("window", "extra_key"), case=extend_case(context_lens=[33, 57], query_lens=[33, 31]))
