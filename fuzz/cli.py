@@ -544,6 +544,7 @@ def _guarded(command: typer.Typer, arguments: Sequence[str] | None, name: str | 
 def _run(command: typer.Typer, arguments: Sequence[str] | None, name: str | None) -> int:
     try:
         given = list(sys.argv[1:] if arguments is None else arguments)
+        _refuse_empty(given)
         # A command that runs itself again, in another process, needs them as they were given.
         code = command(args=given, obj=given, prog_name=name, standalone_mode=False)
         return code if isinstance(code, int) else Exit.CLEAN
@@ -561,6 +562,16 @@ def _run(command: typer.Typer, arguments: Sequence[str] | None, name: str | None
         if (said := said_of(error)) is None:
             raise
         return _told(Stop(Exit.NOTHING, said))
+
+
+def _refuse_empty(given: Sequence[str]) -> None:
+    """Raise ``Stop`` for an empty argument: as a path, it would be the current directory."""
+    for before, argument in zip(["", *given], given, strict=False):
+        option, equals, value = argument.partition("=")
+        if not argument.strip() or (option.startswith("--") and equals and not value.strip()):
+            shown = option if equals else before if before.startswith("-") else ""
+            code = Exit.BISECT_ABORT if "--bisect" in given else Exit.USAGE
+            raise Stop(code, f"{shown} ''".lstrip() + ": an empty text; no option or argument takes one")
 
 
 def _told(stop: Stop) -> Exit:

@@ -72,7 +72,7 @@ class Finding:
     def fault(self) -> tuple[str | None, ...]:
         """What tells one fault from another.
 
-        Where no diagnosis tells, what was raised, and where, stands in for it; else what the case's operands are made of.
+        Where no diagnosis tells, what was raised, and where, stands in for it; else what the operands are made of.
         """
         case = self.case
         entry = self.known or self.entry
@@ -82,7 +82,7 @@ class Finding:
 
     @property
     def raised(self) -> tuple[str, ...]:
-        """The exception that the target's own call raised, and the line; nothing where its process died, or it ended."""
+        """The exception that the target's own call raised, and the line; nothing where its process died."""
         found = (self.evidence.get("exception"), self.evidence.get("where"))
         return tuple(str(part) for part in found if part) if self.check is Check.CRASH else ()
 

@@ -321,6 +321,33 @@ def test_bad_usage_is_one_line(
     assert all(word in line for word in words), line
 
 
+@pytest.mark.parametrize(
+    ("arguments", "code", "said"),
+    [
+        (["fuzz", "--cases", "1", "--out", ""], 2, "--out ''"),
+        (["fuzz", "--cases", "1", "--out="], 2, "--out ''"),
+        (["reproducer", "finding.json", "--out", " "], 2, "--out ''"),
+        (["minimize", "finding.json", "--out", ""], 2, "--out ''"),
+        (["report", "--html", ""], 2, "--html ''"),
+        (["report", ""], 2, "''"),
+        (["targets", "--targets", ""], 2, "--targets ''"),
+        (["run", "case.json", "", "--bisect"], 128, "''"),
+    ],
+)
+def test_an_empty_path_is_not_the_current_directory(
+    arguments: list[str],
+    code: int,
+    said: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(arguments) == code
+    assert one_line(capsys) == f"attn-oracle: {said}: an empty text; no option or argument takes one"
+    assert not list(tmp_path.iterdir())
+
+
 @pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a GPU")
 def test_an_engine_that_is_not_here_is_125(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["fuzz", "--cases", "1", "--engine", "cuda"]) == 125
