@@ -16,7 +16,7 @@ from rich.console import Console
 from rich.text import Text
 
 from fuzz.errors import Exit, Expected, OutputError, Stop
-from fuzz.options import CASE_TIMEOUT_S, duration, integer
+from fuzz.options import CASE_TIMEOUT_S, case_timeout, duration, integer
 from fuzz.usage import Refused, line
 from oracle.dependencies import missing, said_of
 from oracle.kinds import Engine
@@ -181,7 +181,7 @@ def run(
     from fuzz.case import load_case
 
     with _bisecting(bisect):
-        timeout_s = duration("--timeout", timeout)
+        timeout_s = case_timeout(timeout)
         loaded = [load_case(case) for case in cases]
         from fuzz.commands import parse_engine, run_case_files
 
@@ -233,7 +233,7 @@ def fuzz(
     if (cases is None) == (time is None):
         raise Stop(Exit.USAGE, "fuzz: give one of --cases N and --time 10m")
     time_s = None if time is None else duration("--time", time)
-    timeout_s, minimise_s = duration("--timeout", timeout), duration("--minimise-time", minimise_time, zero=True)
+    timeout_s, minimise_s = case_timeout(timeout), duration("--minimise-time", minimise_time, zero=True)
     if sglang is not None:
         from fuzz.sweep import sweep
 
@@ -310,7 +310,7 @@ def replay(
     as_json: Json = False,
 ) -> None:
     """Run the case of a finding again, on its target. The ledger is ignored."""
-    timeout_s = duration("--timeout", timeout)
+    timeout_s = case_timeout(timeout)
     if not finding.exists():
         raise Stop(Exit.USAGE, f"{finding}: cannot be read: {os.strerror(errno.ENOENT)}")
     from fuzz.commands import parse_engine, replay_findings
@@ -330,7 +330,7 @@ def minimize(
     as_json: Json = False,
 ) -> None:
     """Find the smallest case that still shows a finding, by the same check and diagnosis."""
-    time_s, timeout_s = duration("--time", time), duration("--timeout", timeout)
+    time_s, timeout_s = duration("--time", time), case_timeout(timeout)
     from fuzz.commands import parse_engine
     from fuzz.minimise_command import run_minimise
 
@@ -357,7 +357,7 @@ def reproducer(
     as_json: Json = False,
 ) -> None:
     """Write a folder for each finding: its case, a script that needs no attn-oracle, and a report for an issue."""
-    timeout_s = duration("--timeout", timeout)
+    timeout_s = case_timeout(timeout)
     from fuzz.commands import parse_engine
     from fuzz.minimise_command import run_reproducers
 
@@ -381,7 +381,7 @@ def diagnose(
     as_json: Json = False,
 ) -> None:
     """Run the case of a finding again and say which change of convention or input explains what comes back."""
-    timeout_s = duration("--timeout", timeout)
+    timeout_s = case_timeout(timeout)
     from fuzz.commands import diagnose_finding, parse_engine
 
     diagnose_finding(finding, parse_engine(engine), tuple(modules or ()), as_json, timeout_s)
@@ -398,7 +398,7 @@ def check(
     as_json: Json = False,
 ) -> None:
     """Judge a call captured in production: its output, and what the target makes of it here. The ledger is ignored."""
-    timeout_s = duration("--timeout", timeout)
+    timeout_s = case_timeout(timeout)
     if not record.exists():
         raise Stop(Exit.USAGE, f"{record}: cannot be read: {os.strerror(errno.ENOENT)}")
     from fuzz.check_command import check_record

@@ -29,7 +29,8 @@ def explain(campaign: Campaign, pool: Pool, kept: Keeper, time_s: float, journal
     earlier = {} if journal is None else take_over(journal, found, kept)
     if not found or not time_s or len(campaign.harness_errors) >= MOST_HARNESS_ERRORS:
         return
-    _minimise([f for f in found if f.id not in earlier], campaign, pool, kept, time_s, journal)
+    if todo := [f for f in found if f.id not in earlier]:
+        _minimise(todo, campaign, pool, kept, time_s, journal)
     _reproduce(shown(found, kept.smaller), campaign, kept)
 
 

@@ -38,6 +38,8 @@ def _load_file(path: Path) -> ModuleType:
     # Two files of one name are two modules; the name is the same in every process.
     key = blake2b(str(path.resolve()).encode(), digest_size=4).hexdigest()
     spec = importlib.util.spec_from_file_location(f"attn_oracle_targets_{path.stem}_{key}", path)
+    if not path.exists():
+        raise RegistryError(f"--targets: {path}: there is no such file")
     if spec is None or spec.loader is None or not path.is_file():
         raise RegistryError(f"--targets: {path} is not a Python file")
     module = importlib.util.module_from_spec(spec)
@@ -124,6 +126,8 @@ def _users(name: str, loaded: Sequence[ModuleType]) -> ModuleType:
     if name.endswith(".py"):
         path = Path(name)
         return by_file.get(path.resolve()) or _load_file(path)
+    if "/" in name:
+        raise RegistryError(f"--targets: {name}: allowed: a module's name or a .py file")
     module = _import(name, "--targets")
     file = getattr(module, "__file__", None)  # a folder without __init__.py has none
     return module if file is None else by_file.get(Path(file).resolve(), module)

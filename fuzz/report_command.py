@@ -68,7 +68,8 @@ def write_report(
     if as_json:
         print(json.dumps(report.plain, indent=2))
     if report.bad:
-        raise Stop(Exit.USAGE, f"{folder}: {len(report.bad)} files are no findings")
+        what = "1 file is no finding" if len(report.bad) == 1 else f"{len(report.bad)} files are no findings"
+        raise Stop(Exit.USAGE, f"{folder}: {what}")
 
 
 def _one_to_standard_output(page: Path | None, markdown: Path | None, xml: Path | None, as_json: bool) -> None:

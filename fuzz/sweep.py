@@ -39,8 +39,8 @@ def parse_versions(text: str) -> list[str]:
     """The versions of ``--sglang A,B``, oldest first. Raises ``Stop`` (usage)."""
     try:
         return [str(v) for v in sorted({Version(part.strip()) for part in text.split(",")})]
-    except InvalidVersion as error:
-        raise Stop(Exit.USAGE, f"--sglang: {error}; allowed: versions, as in 0.5.15,0.5.23") from None
+    except InvalidVersion:
+        raise Stop(Exit.USAGE, f"--sglang: {text[:60]!r}; allowed: versions, as in 0.5.15,0.5.23") from None
 
 
 def unpacked(version: str, cache: Path) -> Path:

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from fuzz.report.html import command
 from fuzz.report.model import FindingView, Report, RunView
 from fuzz.report.svg import short
+from oracle.failure.words import count
 
 _SPECIAL = re.compile(r"([\\`*_\[\]<>#|~&@])")
 
@@ -47,7 +48,7 @@ def _facts(run: RunView) -> Iterator[str]:
     seed = "" if run.seed is None else f", seed {run.seed}"
     when = "" if run.ended is None else f", {plain(run.ended)}"
     yield (
-        f"{run.cases} cases on {len(run.ran)} targets, {short(run.elements)} elements compared; "
+        f"{count(run.cases, 'case')} on {count(len(run.ran), 'target')}, {short(run.elements)} elements compared; "
         f"{plain(run.engine)}{seed}{when}; {plain(versions)}"
     )
     for message in run.harness_errors:

@@ -12,6 +12,7 @@ from fuzz.report import plots
 from fuzz.report.failure import replay_command, target_options
 from fuzz.report.model import FindingView, Report
 from fuzz.report.svg import Markup, short
+from oracle.failure.words import count
 
 MOST_HOLES = 60
 """Pairs never tried that are listed by name."""
@@ -31,6 +32,7 @@ def render(report: Report) -> str:
     }
     page = environment.from_string(_part("report.html")).render(
         report=report,
+        count=count,
         run=run,
         sections=_sections(report, pictures),
         choices=_choices(report),

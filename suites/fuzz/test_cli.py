@@ -311,6 +311,11 @@ def test_a_finding_that_cannot_be_kept_is_shown_all_the_same(
         (["fuzz", "--cases", "1", "--engine", "tpu"], 2, ["--engine", "'tpu'", "auto"]),
         (["targets", "--targets", "no_such_module"], 2, ["no_such_module"]),
         (["replay", "absent.json", *EMULATOR], 2, ["absent.json", "cannot be read"]),
+        (["replay", "absent.json", "--timeout", "0.0001"], 2, ["--timeout", "'0.0001'", "at least 1 s"]),
+        (["fuzz", "--cases", "1", "--sglang", ","], 2, ["--sglang", "','", "0.5.15"]),
+        (["fuzz", "--cases", "1", "--sglang", "0.5.15,"], 2, ["--sglang", "'0.5.15,'"]),
+        (["targets", "--targets", "absent.py"], 2, ["--targets", "absent.py", "there is no such file"]),
+        (["targets", "--targets", "/"], 2, ["--targets", "/", "a module's name or a .py file"]),
     ],
 )
 def test_bad_usage_is_one_line(
@@ -344,7 +349,7 @@ def test_an_empty_path_is_not_the_current_directory(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     assert main(arguments) == code
-    assert one_line(capsys) == f"attn-oracle: {said}: an empty text; no option or argument takes one"
+    assert one_line(capsys) == f"attn-oracle: {said}: an empty text; no option or argument takes one\n"
     assert not list(tmp_path.iterdir())
 
 

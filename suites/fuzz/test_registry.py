@@ -43,7 +43,7 @@ def test_a_name_declared_twice_is_an_error(tmp_path: Path) -> None:
         registry.load([str(path)])
 
 
-@pytest.mark.parametrize(("name", "word"), [("no.such.module", "no module named"), ("absent.py", "not a Python file")])
+@pytest.mark.parametrize(("name", "word"), [("no.such.module", "no module named"), ("absent.py", "no such file")])
 def test_modules_that_are_not_there(name: str, word: str) -> None:
     with pytest.raises(registry.RegistryError, match=word):
         registry.load([name])

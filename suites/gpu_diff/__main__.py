@@ -34,7 +34,7 @@ from fuzz.cli import (
 from fuzz.commands import Prepared, parse_engine, prepare, replay_options, wide_console
 from fuzz.errors import Exit, Stop
 from fuzz.ledger import Defect
-from fuzz.options import duration
+from fuzz.options import case_timeout, duration
 from fuzz.report import functions
 from fuzz.report import summary as summaries
 from fuzz.search_command import explained, finish, keeper, search
@@ -89,7 +89,7 @@ def gpu_diff(
         seed=seed,
         jobs=jobs,
         use_ledger=not no_ledger,
-        timeout_s=duration("--timeout", timeout),
+        timeout_s=case_timeout(timeout),
     )
     kept = keeper(out)
     with prepared.pool() as pool:

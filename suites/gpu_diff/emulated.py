@@ -16,7 +16,7 @@ from fuzz.campaign.run import Outcome
 from fuzz.cli import CASE_TIMEOUT, Jobs, Modules, Seed, Timeout, guarded
 from fuzz.commands import prepare, stop_unless_clean
 from fuzz.engine.emulator import Coverage
-from fuzz.options import duration
+from fuzz.options import case_timeout
 from fuzz.progress import progress
 from fuzz.report.markdown import defects, table
 from fuzz.search_command import terminable
@@ -43,7 +43,7 @@ def emulated(
         jobs=jobs,
         use_ledger=True,
         coverage=True,
-        timeout_s=duration("--timeout", timeout),
+        timeout_s=case_timeout(timeout),
     )
     campaign = prepared.campaign(cases, None)
     reached: dict[str, Coverage] = defaultdict(Coverage)

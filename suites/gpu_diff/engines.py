@@ -29,7 +29,7 @@ from fuzz.check.agreement import Agreement, compare
 from fuzz.cli import CASE_TIMEOUT, Jobs, Seed, Timeout, guarded
 from fuzz.commands import built_in_ledger, parse_engine, runnable
 from fuzz.errors import Exit, Stop
-from fuzz.options import duration
+from fuzz.options import case_timeout
 from fuzz.plan import Plan
 from fuzz.space import Space
 from fuzz.tensor_data import from_data
@@ -64,7 +64,7 @@ def engines(
     out: Annotated[Path | None, typer.Option(metavar="FILE", help="Write the rows as JSON.")] = None,
 ) -> None:
     """See the module's text."""
-    engine, timeout_s = parse_engine(gpu), duration("--timeout", timeout)
+    engine, timeout_s = parse_engine(gpu), case_timeout(timeout)
     targets = shared_targets(patterns or (), engine)
     console, rows = Console(stderr=True), []
     count = max(1, jobs or os.cpu_count() or 1)

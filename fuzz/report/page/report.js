@@ -37,7 +37,7 @@ const apply = () => {
     const text = words.length ? article.textContent.toLowerCase() : "";
     article.hidden = !(fits && words.every((word) => text.includes(word)));
   }
-  count.textContent = `${visible().length} of ${articles.length} findings shown`;
+  count.textContent = `${visible().length} of ${articles.length} finding${articles.length === 1 ? "" : "s"} shown`;
   const chosen = new URLSearchParams([...new FormData(form)].filter(([, value]) => value));
   history.replaceState(null, "", chosen.size ? `#${chosen}` : location.pathname + location.search);
 };

@@ -197,6 +197,14 @@ def test_markdown_has_findings_and_targets() -> None:
     assert "diagnosis: " in text
 
 
+def test_one_is_not_said_as_several() -> None:
+    one, run = finding_objects()[0], run_object()
+    run["targets"] = {name: target for name, target in run["targets"].items() if name == one["target"]}
+    assert "1 case on 1 target, " in digest.render(Report.of(run, [one]))
+    assert ">1 finding</p>" in html.render(Report.of(None, [one]))
+    assert ">2 findings</p>" in html.render(Report.of(None, finding_objects()[:2]))
+
+
 def test_every_form_says_what_explains_a_finding_as_well() -> None:
     others = [{"kind": "window", "detail": f"window: {name}"} for name in "bcde"]
     diagnosis = {"kind": "window", "detail": "window: a", "runners_up": others}
