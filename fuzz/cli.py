@@ -178,15 +178,30 @@ def run(
     as_json: Json = False,
 ) -> None:
     """Run cases on every target that supports them, or on those named. The ledger is ignored."""
-    from fuzz.case import load_case
-
     with _bisecting(bisect):
         timeout_s = case_timeout(timeout)
-        loaded = [load_case(case) for case in cases]
+        loaded = _each_loaded(cases)
         from fuzz.commands import parse_engine, run_case_files
 
         chosen = parse_engine(engine)
         run_case_files(loaded, target or (), chosen, tuple(modules or ()), as_json, coverage, timeout_s)
+
+
+def _each_loaded(paths: Sequence[Path]) -> list[Any]:
+    """The case of each file. Where some are bad there is a line for each: the last is raised."""
+    from fuzz.case import CaseError, load_case
+
+    loaded, bad = [], []
+    for path in paths:
+        try:
+            loaded.append(load_case(path))
+        except CaseError as error:
+            bad.append(error)
+    for earlier in bad[:-1]:
+        _told(_stop_of(earlier))
+    if bad:
+        raise bad[-1]
+    return loaded
 
 
 @contextmanager

@@ -400,6 +400,18 @@ def test_options_that_cannot_be_are_one_line(
     assert said in one_line(capsys)
 
 
+def test_every_bad_case_file_has_its_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    good, bad = write(tmp_path, gather_case()), tmp_path / "bad.json"
+    bad.write_text("{")
+    for option, code in (([], 2), (["--bisect"], 128)):
+        assert main(["run", str(tmp_path / "absent.json"), good, str(bad), *EMULATOR, *option]) == code
+        captured = capsys.readouterr()
+        first, second = captured.err.splitlines()
+        assert first.startswith(f"attn-oracle: {tmp_path / 'absent.json'}: cannot be read")
+        assert second.startswith(f"attn-oracle: {bad}: ")
+        assert captured.out == ""
+
+
 def test_no_command_at_all_shows_the_help(capsys: pytest.CaptureFixture[str]) -> None:
     assert main([]) == 2
     assert "--version" in capsys.readouterr().out
