@@ -242,7 +242,9 @@ def dcp(session: nox.Session) -> None:
     box = prepare(session, *DEV)
     workers = ["-n", "2"] if box.python.xdist else []
     box.run("-m", "pytest", *workers, "-m", "dcp and not slow", OMP_NUM_THREADS="1")
-    box.run("-m", "suites.gpu_diff", "sglang.dcp*", "sglang.merge*", "portable.merge", "--time", "150s", *session.posargs)
+    box.run(
+        "-m", "suites.gpu_diff", "sglang.dcp*", "sglang.merge*", "portable.merge", "--time", "150s", *session.posargs
+    )
 
 
 @nox.session
