@@ -66,13 +66,13 @@ def parse_shard(text: str) -> Shard:
 
 
 @cache
-def _turns(shards: int) -> Mapping[tuple[int, int], int]:
-    """The plan's turns among so many shards, by round and index; what follows these rounds repeats them.
+def _turns(shards: int, cases: int) -> Mapping[tuple[int, int], int]:
+    """The plan's turns among so many shards of rounds of so many cases, by round and index; later rounds repeat them.
 
     Of each shard's own cases every second one is the plan's, whichever its indices are. Neighbouring shards take turns.
     """
     parts = [Shard(number, shards) for number in range(1, shards + 1)]
-    places = [(round_, index) for round_ in range(PLANNED_EVERY) for index in range(ROUND)]
+    places = [(round_, index) for round_ in range(PLANNED_EVERY) for index in range(cases)]
     planned = [(r, i) for r, i in places if (parts[i % shards].count(r, i) + i % shards) % PLANNED_EVERY == 0]
     return {place: turn for turn, place in enumerate(planned)}
 
@@ -161,7 +161,7 @@ class Search:
 
     def _turn(self, index: int) -> int | None:
         """Which of the plan's cases this one is; None where it is not the plan's turn."""
-        turns = _turns(self._shard.of)
+        turns = _turns(self._shard.of, ROUND)
         repeated, round_ = divmod(self._round, PLANNED_EVERY)
         turn = turns.get((round_, index))
         return None if turn is None else repeated * len(turns) + turn

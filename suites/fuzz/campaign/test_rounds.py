@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fuzz import registry
+from fuzz.campaign import rounds
 from fuzz.campaign.corpus import Altered, Corpus, Seen
 from fuzz.campaign.rounds import ROUND, Ask, Origin, Search, Shard
 from fuzz.plan import CounterChooser, Coverage, Plan
@@ -139,3 +140,11 @@ def test_every_shard_gets_its_part_of_the_plan(shards: int) -> None:
         planned += [ask for ask in own if ask.origin is Origin.PLAN]
     planned.sort(key=lambda ask: (ask.round, ask.index))
     assert [ask.case for ask in planned] == list(islice(Plan(space, 5), rounds * ROUND // 2))
+
+
+def test_rounds_of_another_size_have_turns_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    space = Space(TARGETS["sglang.merge_state"])
+    rounds._turns.cache_clear()
+    for size in (4, ROUND):
+        monkeypatch.setattr(rounds, "ROUND", size)
+        assert [ask.origin is Origin.PLAN for ask in asked(Search(space, 5), 40)] == [True, False] * 20
