@@ -9,7 +9,7 @@ from torch import Tensor
 
 from oracle.budget.formats import FP32, Format, format_named
 from oracle.budget.growth import UNIT, compound, contraction, gamma, scatter
-from oracle.precision import Accumulation, Precision
+from oracle.precision import Accumulation, KeyOrder, Precision
 
 DIVISION = 10
 """Roundings of the final division or multiplication by a reciprocal, and of descales of the values."""
@@ -159,6 +159,12 @@ class Arithmetic:
 def random_records(n: Tensor) -> Tensor:
     """A bound on the number of records in a random order of n: their mean and variance are at most ln n + 1."""
     return n.log() + 4 * n.log().sqrt() + 1
+
+
+def ways(a: Arithmetic) -> tuple[bool, ...]:
+    """Whether keys come backwards: the orders of positions that a kernel may visit them in."""
+    ways = {KeyOrder.ASCENDING: (False,), KeyOrder.DESCENDING: (True,)}
+    return ways.get(a.precision.key_order, (False, True))
 
 
 def _format(name: str | None, input_dtype: str) -> Format | None:

@@ -31,6 +31,7 @@ from fuzz.errors import Exit, Stop
 from fuzz.ledger import Defect
 from fuzz.plain import Fields, PlainError, read_json, shown
 from fuzz.report import summary as summaries
+from fuzz.whole import write_whole
 from oracle.kinds import Engine
 
 SCHEMA = 1
@@ -141,10 +142,8 @@ def scrubbed(text: str) -> str:
 
 def write(path: Path, data: Mapping[str, Any]) -> None:
     """Write at once or not at all. Raises ``Stop``."""
-    made = path.with_name(f"{path.name}.part")
     try:
-        made.write_text(json.dumps(data, separators=(",", ":")) + "\n", encoding="utf-8")
-        made.replace(path)
+        write_whole(path, json.dumps(data, separators=(",", ":")) + "\n")
     except OSError as error:
         raise Stop(Exit.USAGE, f"--bundle {path}: cannot be written: {error.strerror}") from None
 

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from fuzz.errors import Exit, Stop
+from fuzz.plain import read_json
 from fuzz.whole import write_whole
 
 
@@ -18,12 +19,10 @@ def write(path: Path, data: dict[str, Any]) -> None:
 
 def read(path: Path) -> dict[str, Any]:
     """The JSON object of a file. Raises `Stop` naming it."""
-    try:
-        data = json.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise Stop(Exit.USAGE, f"{path}: cannot be read: {error.strerror}") from None
-    except ValueError:
-        raise Stop(Exit.USAGE, f"{path}: not JSON") from None
+    return read_json(path, _object)
+
+
+def _object(data: Any) -> dict[str, Any]:
     if not isinstance(data, dict):
-        raise Stop(Exit.USAGE, f"{path}: allowed is a JSON object")
+        raise Stop(Exit.USAGE, "allowed is a JSON object")
     return data

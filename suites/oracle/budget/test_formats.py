@@ -7,7 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from oracle.budget.chance import _turning_point
+from oracle.budget.casts import _turning_point
 from oracle.budget.formats import FORMATS, INPUT, Format, format_named
 from oracle.budget.growth import compound, contraction, gamma
 from oracle.precision import _NAMES, Accumulation, MatrixUnit

@@ -10,7 +10,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.attention.flex_attention import flex_attention
 
 from oracle.attention import solve
-from oracle.budget import budgets, chance, judge, rows
+from oracle.budget import budgets, casts, chance, judge, rows
 from oracle.precision import Precision
 from oracle.problem import Problem
 from oracle.verdict import Verdict
@@ -152,7 +152,7 @@ def test_weights_that_follow_a_rising_maximum(tile: int, order: str, monkeypatch
         return budgets(case, replace(choice.precision(), tile=16), input_dtype="fp32").probable.out
 
     assert bool((error <= bound()).all())
-    monkeypatch.setattr(chance, "_TILES", 0)
+    monkeypatch.setattr(casts, "_TILES", 0)
     assert bool((error > bound()).all())
 
 
@@ -167,9 +167,9 @@ def test_weights_below_a_sink_that_is_the_first_maximum(monkeypatch: pytest.Monk
         return budgets(case, choice.precision(), input_dtype="fp32").probable.lse
 
     assert bool((error <= bound()).all())
-    maxima = chance._running_maxima
-    monkeypatch.setattr(chance, "_running_maxima", lambda found, a, sinks: maxima(found, a, False))
-    monkeypatch.setattr(chance, "_between", lambda s, top, fmt, a: top)
+    maxima = casts._running_maxima
+    monkeypatch.setattr(casts, "_running_maxima", lambda found, a, sinks: maxima(found, a, False))
+    monkeypatch.setattr(casts, "_between", lambda s, top, fmt, a: top)
     assert bool((error > bound()).all())
 
 
